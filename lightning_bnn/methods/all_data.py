@@ -1,4 +1,4 @@
-r"""Chains whose every step sees all the data: Hamiltonian and microcanonical.
+r"""Chains whose every step uses all the data: Hamiltonian and microcanonical.
 
 .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 """
@@ -41,15 +41,15 @@ _SMALL = 8
 
 
 class AllDataChains(Chains):
-    """Chains, and the data that their energies are sums over.
+    """Chains, and the data over which their energies are summed.
 
     Attributes:
-        data: the share of this process of all batches.
+        data: the batches of all the data that belong to this process.
         processes: how many processes share the data.
         is_new: whether this fit has not made a transition yet.
-        stuck: chains whose energy was no number, as far as the user was warned of them.
-        notes: ``"acceptance"``, the sum of the acceptance probabilities of every chain, where
-            proposals are tested, and ``"transitions"``, how many they are of.
+        stuck: chains with a non-finite energy that the user has been warned of.
+        notes: ``"acceptance"``, the summed acceptance probabilities of every chain where proposals
+            are tested, and ``"transitions"``, their number.
     """
 
     def __init__(self, network: nn.Module, stack: Params, keeping: Keeping) -> None:
@@ -62,14 +62,14 @@ class AllDataChains(Chains):
 
 @dataclass(eq=False)
 class AllDataSampling(Method):
-    """Samples of the posterior by transitions with the gradients of all the data.
+    """Samples of the posterior, by transitions that use the gradients of all the data.
 
     BatchNorm uses the statistics of the given network; dropout is refused. Several processes share
     the data.
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights.
-        keeping: when and where the members are kept.
+        keeping: schedule and storage of the collected networks.
     """
 
     prior_std: float = 1.0
@@ -87,8 +87,8 @@ class AllDataSampling(Method):
     def init(self, network: nn.Module, stack: Params) -> AllDataChains:
         if has_dropout(network):
             raise ValueError(
-                "`network` has dropout, which would make the energy random: set its rates to 0, or "
-                "take SGHMC."
+                "`network` has dropout, which would make the energy random: set its rates "
+                "to 0, or use SGHMC."
             )
         trained = {name for name, _ in network.named_parameters()}
         common = {n: t if n in trained else t[:1].expand_as(t) for n, t in stack.items()}
@@ -109,15 +109,15 @@ class AllDataSampling(Method):
             )
         if scheduler is not None:
             raise ValueError(
-                f"`lr_scheduler` means nothing to {self.name}, whose sampler adapts its "
-                "step size: leave it out."
+                f"`lr_scheduler` has no effect on {self.name}, whose sampler adapts its "
+                "step size: omit it."
             )
 
     def before_fit(self, state: AllDataChains, fit: Fit, run: Run) -> None:
         name = self.name
         self.keeping.begin(state, fit, run, name)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in state.parameters()):
-            raise ValueError(f"{name} needs exact energies: take `precision` 32-true or 64-true.")
+            raise ValueError(f"{name} needs exact energies: set `precision` to 32-true or 64-true.")
         (group,) = fit.optimizer.param_groups
         tuning = group.get("descent_steps", 0) + group["adapt_steps"]
         schedule = self.keeping.schedule
@@ -125,20 +125,21 @@ class AllDataSampling(Method):
         after = replace(schedule, start=max(schedule.start, int(tuning // each) + 1))
         if after.count(fit.steps, fit.epochs) < 1 <= schedule.count(fit.steps, fit.epochs):
             run.warn(
-                f"{name} will keep nothing: its sampler descends and adapts for {tuning} steps."
+                f"{name} will collect no networks: its sampler descends and adapts for "
+                f"{tuning} steps."
             )
         batches = list(fit.batches())
         examples = sum(batch.examples for batch in batches)
         if examples != run.num_data:
             run.warn(
-                f"The train loader gives {examples} of {run.num_data} examples (`drop_last`?): "
-                "these are the data of the posterior."
+                f"The train loader yields {examples} of {run.num_data} examples "
+                "(`drop_last`?): the posterior is that of these examples."
             )
         state.data = _without_small_end([_share(batch, fit) for batch in batches])
         state.processes, state.sampler, state.stuck = fit.processes, fit.optimizer, set()
         state.is_new = True
         run.inform(
-            f"{name}: every gradient takes {examples} examples, {batches[0].examples} at a time."
+            f"{name}: every gradient uses {examples} examples, {batches[0].examples} at a time."
         )
 
     def transition(
@@ -152,7 +153,7 @@ class AllDataSampling(Method):
         return {"energy": energies}
 
     def energies(self, state: AllDataChains, run: Run) -> Tensor:
-        """Negative log posterior of every chain. Its gradients become those of the parameters."""
+        """Return the negative log posterior of every chain, and set the gradients."""
         run.network.eval()
         energies, *grads = self._sums(state, run)
         for p, grad in zip(_moving(state), grads, strict=True):
@@ -160,7 +161,7 @@ class AllDataSampling(Method):
         return energies
 
     def field(self, state: AllDataChains, run: Run) -> Field | None:
-        """Energies by an engine, if one takes them."""
+        """Return the energies from an engine, if one accepts them."""
         if state.processes > 1:
             return None
         run.network.eval()
@@ -186,7 +187,7 @@ class AllDataSampling(Method):
         return sums
 
     def _sums(self, state: AllDataChains, run: Run) -> list[Tensor]:
-        """The energies, and the gradient of every tensor."""
+        """Return the energies and the gradient of every tensor."""
         params = _moving(state)
         device = params[0].device
         total = torch.zeros(state.count, dtype=widest(device), device=device)
@@ -206,7 +207,7 @@ class AllDataSampling(Method):
             return [total + torch.stack(squares).sum(0) / (2 * self.prior.std**2), *grads]
 
     def _check(self, energies: Tensor, state: AllDataChains, run: Run) -> None:
-        """A chain whose energy is no number never moves: every proposal is refused."""
+        """Warn of chains whose energy is not finite, since they reject every proposal."""
         broken = [k for k, well in enumerate(energies.isfinite().tolist()) if not well]
         message = (
             f"The energy of chains {broken} of {state.count} is not finite, so that no step will "
@@ -237,19 +238,20 @@ class AllDataSampling(Method):
 
 @dataclass(eq=False)
 class HamiltonianMonteCarlo(AllDataSampling):
-    r"""Samples of the posterior, exact but for the length of the chains.
+    r"""Samples of the posterior, exact in the limit of long chains.
 
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
-    Every step is one transition of `lightning_bnn.samplers.HMC`, with the gradients of all data;
-    what batch a loader gives at that step does not matter, its batch size says how many examples
-    are computed at a time. The data are read once, whole and without augmentation. BatchNorm uses
-    the statistics of the given network; dropout is refused. Several processes share the data.
+    Every step is one transition of `lightning_bnn.samplers.HMC`, with the gradients of all the
+    data. The batch that a loader yields at that step does not matter, but its size is the number of
+    examples that are computed at a time. The data are read once, completely and without
+    augmentation. BatchNorm uses the statistics of the given network; dropout is refused. Several
+    processes share the data.
 
     Args:
-        orbit_moves: so many transitions apart, move chains to other networks of the same function,
-            see `lightning_bnn.samplers.OrbitMoves`: they then visit all copies of what they find,
-            at the price of no gradient. By default never.
+        orbit_moves: number of transitions between moves of the chains to other networks of the same
+            function (`lightning_bnn.samplers.OrbitMoves`). Chains then visit all copies of a mode,
+            and no further gradients are needed. By default there are no such moves.
 
     References:
         | What Are Bayesian Neural Network Posteriors Really Like? (Izmailov et al., 2021)
@@ -310,8 +312,9 @@ class HamiltonianMonteCarlo(AllDataSampling):
         stuck = few.nonzero().flatten().tolist()
         if stuck:
             run.warn(
-                f"Chains {stuck} of {state.count} have hardly moved, as nearly all proposals were "
-                "refused: take a smaller `step_size`, or let `adapt_steps` find one."
+                f"Chains {stuck} of {state.count} have hardly moved, since nearly all "
+                "proposals were rejected: set a smaller `step_size`, or let `adapt_steps` "
+                "find one."
             )
 
 
@@ -321,15 +324,15 @@ class MILE(AllDataSampling):
 
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
-    Every step is one transition of `lightning_bnn.samplers.MCLMC`, of 21 gradients of all the data
-    by default; what batch a loader gives at that step does not matter, its batch size says how many
-    examples are computed at a time. The first 100 transitions descend by Adam, the next 200 adapt
-    the steps. From networks that were trained already, start with 0 ``descent_steps`` of the
-    sampler.
+    Every step is one transition of `lightning_bnn.samplers.MCLMC`, by default of 21 gradients of
+    all the data. The batch that a loader yields at that step does not matter, but its size is the
+    number of examples that are computed at a time. The first 100 transitions descend by Adam, and
+    the next 200 adapt the steps. For networks that are already trained, set ``descent_steps`` of
+    the sampler to 0.
 
-    No test corrects the law of the draws: their energy variance says how far to trust it, and `HMC`
-    confirms it. BatchNorm uses the statistics of the given network; dropout is refused. Several
-    processes share the data.
+    No test corrects the distribution of the draws. Their energy variance shows how far to trust it,
+    and `HMC` confirms it. BatchNorm uses the statistics of the given network; dropout is refused.
+    Several processes share the data.
 
     References:
         | Microcanonical Langevin Ensembles: Advancing the Sampling of Bayesian Neural Networks
@@ -393,7 +396,7 @@ def _without_small_end(batches: list[Batch]) -> list[Batch]:
 
 
 def _share(batch: Batch, fit: Fit) -> Batch:
-    """The examples of this process."""
+    """Select the examples of this process."""
     share = slice(fit.rank, None, fit.processes)
     rows = (slice(None), share) if batch.per_member else share
     inputs = tuple(x[rows] if isinstance(x, Tensor) else x for x in batch.inputs)

@@ -1,4 +1,4 @@
-"""Chains that keep the networks that they visit: the state of samplers, and its posterior."""
+"""Chains that collect the networks they visit: the state of samplers, and its posterior."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from weightsym.params import Params, check_count, check_memory, keyed_generator,
 __all__ = ["Keeping"]
 
 _MOST = 10
-"""Times the wanted variance of energy errors, above which the user is warned."""
+"Factor over the requested variance of energy errors, above which the user is warned."
 
 
 class Chains(Networks):
-    """Every member is a chain. The posterior is made of the networks that are kept of all chains.
+    """Chains, one per member, whose collected networks form the posterior.
 
-    Before the first one is kept it is made of the members as they are. Chains that have diverged
-    are left out; if all have, what they had kept before makes the posterior.
+    Until the first networks are collected, the current members form the posterior. Diverged chains
+    are left out. If all have diverged, the networks that they collected before form the posterior.
 
     Args:
         network: gives the computation.
         stack: where the chains start.
-        keeping: says where networks are kept.
+        keeping: schedule and storage of the collected networks.
         max_loss: see `Networks`.
 
     Attributes:
-        sampler: what moves the chains of this fit.
-        moves: along the orbits of the chains, if they are asked for.
+        sampler: moves the chains of this fit.
+        moves: along the orbits of the chains, if requested.
     """
 
     sampler: Any = None
@@ -59,31 +59,31 @@ class Chains(Networks):
         self.samples = keeping.store(self.count)
 
     def any_finite(self) -> bool:
-        """Check whether a chain is left."""
+        """Check whether any chain is finite."""
         return bool(finite_members(self.parameters()).any())
 
     def find_moves(self, fit: Fit, run: Run) -> None:
-        """Get ready for moves along orbits, by the symmetries of the network."""
+        """Find the symmetries of the network, for moves along orbits."""
         example = fit.example() or next((batch.example() for batch in fit.batches()), ())
         trained = {n for n, p in self.networks.named_parameters() if p.requires_grad}
         with evaluation(run.network):
             self.moves = OrbitMoves(discover(run.network, *example), movable=trained)
         if held := self.moves.held:
-            run.inform(f"Moves along orbits leave {len(held)} groups alone: {held[0]}.")
+            run.inform(f"Moves along orbits leave out {len(held)} groups: {held[0]}.")
 
     @torch.no_grad()
     def move_along_orbits(
         self, prior_std: float, group: dict[str, Any], momenta: Params | None = None
     ) -> None:
-        """Draw other networks of the same functions.
+        """Draw other networks of the same functions, for all chains.
 
-        Momenta follow permutations and signs, and stay where scales change: as step sizes go to
-        zero, their law does not depend on the weights.
+        Permutations and signs move momenta, too. Scales leave them unchanged: as step sizes go to
+        zero, the distribution of momenta does not depend on the weights.
 
         Args:
-            prior_std: standard deviation of the prior, times the root of the temperature.
-            group: of the sampler, with the key of the random numbers.
-            momenta: of parameters, which change in place.
+            prior_std: standard deviation of the prior, times the square root of the temperature.
+            group: of the sampler, with the key of its random numbers.
+            momenta: of parameters, changed in place.
         """
         assert self.moves is not None
         self.moves.prior_std = prior_std
@@ -99,7 +99,7 @@ class Chains(Networks):
                 t.copy_(followed[name])
 
     def rows(self) -> list[int]:
-        """Numbers of the networks of chains that have not diverged. Of all, if there are none."""
+        """Return the indices of networks from chains that have not diverged, or of all networks."""
         finite = self.samples.finite()
         lost = not self.any_finite() and bool(finite.any())
         chains = range(self.count) if lost else self.healthy().tolist()
@@ -107,10 +107,10 @@ class Chains(Networks):
         return [k * self.count + m for k, row in enumerate(times) for m in chains if row[m]]
 
     def kept(self, choose: Choice = list) -> Empirical:
-        """Networks that were kept, each as likely as the others.
+        """Return the collected networks, all equally likely.
 
         Args:
-            choose: which of them, by default all.
+            choose: selects some of them; by default all.
         """
         rows = choose(self.rows())
         if not rows:
@@ -118,10 +118,10 @@ class Chains(Networks):
         return Empirical(self.samples.networks(rows), [row % self.count for row in rows])
 
     def chains(self, first: int = 0) -> Params:
-        """All networks that were kept, as ``(members, times, ...)``, nothing if there are none.
+        """Return all collected networks as ``(members, times, ...)``, or nothing if there are none.
 
         Args:
-            first: leave out so many times.
+            first: number of times to omit.
         """
         times = len(self.samples) - first
         if times < 1:
@@ -133,13 +133,13 @@ class Chains(Networks):
 
 @dataclass(frozen=True)
 class Keeping:
-    """The schedule by which the members of chains are kept, and the place for them.
+    """Schedule and storage of the networks that chains collect.
 
     Args:
-        burn_in: nothing is kept of the first so many steps (or epochs).
-        every_n_steps: how often the members are kept, in steps.
-        every_n_epochs: the same in epochs; by default after each.
-        bank: folder to keep them in, instead of in memory and in the checkpoints.
+        burn_in: number of steps (or epochs) before the first network is collected.
+        every_n_steps: number of steps between two collections.
+        every_n_epochs: number of epochs between two collections; by default one.
+        bank: folder of a bank for the networks, instead of memory and checkpoints.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -162,17 +162,17 @@ class Keeping:
 
     @property
     def schedule(self) -> Schedule:
-        """At which steps, or at the ends of which epochs."""
+        """Return the steps, or the epochs, at which networks are collected."""
         each = 1 if self.every_n_steps is None and self.every_n_epochs is None else None
         period = each if self.every_n_epochs is None else self.every_n_epochs
         return Schedule(self.every_n_steps, period, start=self.burn_in + 1)
 
     def store(self, members: int) -> KeptNetworks:
-        """A new place to keep networks."""
+        """Create the storage for networks."""
         return NetworksInMemory() if self.bank is None else InBank(self.bank, members)
 
     def begin(self, state: Chains, fit: Fit, run: Run, name: str) -> None:
-        """Get ready for a run. Another run begins other chains."""
+        """Prepare a run. Another run starts other chains."""
         if fit.anew:
             state.samples.forget()
         state.samples.open(fit.rank == 0)
@@ -183,24 +183,26 @@ class Keeping:
                 sum(t.nbytes for t in tensors),
                 f"Keeping {state.count} chains {count} times",
             )
-            check_memory(count * size, tensors[0].device, what, "give a `bank`, or keep fewer")
+            check_memory(count * size, tensors[0].device, what, "set a `bank`, or collect fewer")
         if count < 1:
             run.warn(
-                f"{name} will keep nothing: `burn_in` is as long as the run, or the networks are "
-                "kept too seldom. The chains are then judged as they are at the end."
+                f"{name} will collect no networks: `burn_in` is as long as the run, or the "
+                "interval is too long. The chains are then evaluated as they are at the "
+                "end."
             )
 
     @staticmethod
     def check(likelihood: nn.Module) -> None:
-        """Refuse a likelihood with parameters, which would belong to none of the chains."""
+        """Require a likelihood without trained parameters, which chains could not share."""
         if any(p.requires_grad for p in likelihood.parameters()):
             raise ValueError(
-                "`likelihood` has parameters of its own, which chains cannot share: take a fixed "
-                "or a heteroscedastic noise, or `likelihood.requires_grad_(False)`."
+                "`likelihood` has parameters of its own, which chains cannot share: use "
+                "fixed or heteroscedastic noise, or call "
+                "`likelihood.requires_grad_(False)`."
             )
 
     def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:
-        """Keep the members if it is time. Statistics are those of the first process."""
+        """Collect the members if it is time. Statistics are those of the first process."""
         step = progress.step
         epoch_due = progress.epoch_ends and self.schedule.after_epoch(progress.epoch + 1)
         due = epoch_due or self.schedule.after_step(step - 1, step)
@@ -213,21 +215,21 @@ class Keeping:
         return due
 
     def close(self, state: Chains, run: Run, name: str) -> None:
-        """Close what is open, and say how much was kept."""
+        """Close the storage, and report the number of networks."""
         state.samples.close()
         finite = state.samples.finite()
         chains = "1 chain" if state.count == 1 else f"{state.count} chains"
         broken = int((~finite).sum())
-        ending = f"; {broken} others are not finite, and left out" if broken else ""
-        run.inform(f"{name}: {int(finite.sum())} networks of {chains} were kept{ending}.")
+        ending = f"; {broken} others are not finite and were left out" if broken else ""
+        run.inform(f"{name}: {int(finite.sum())} networks of {chains} were collected{ending}.")
 
 
 def warn_of_steps(sampler: Any, run: Run) -> None:
-    """Say which microcanonical chains have energy errors that are too large, or undone steps.
+    """Warn of microcanonical chains with large energy errors or undone steps.
 
     Args:
-        sampler: that has moved the chains.
-        run: knows the user.
+        sampler: moved the chains.
+        run: sends the warning to the user.
     """
     if not sampler.step_sizes.numel():
         return
@@ -237,13 +239,13 @@ def warn_of_steps(sampler: Any, run: Run) -> None:
     if rough:
         run.warn(
             f"The energy errors of chains {rough} of {count} vary by up to "
-            f"{float(variances[rough].max()):.2g}, more than {_MOST} times what was asked for "
-            f"({wanted:.2g}), and so do their laws differ from the posterior: take a smaller "
-            "`energy_variance`, or confirm the draws by HMC."
+            f"{float(variances[rough].max()):.2g}, more than {_MOST} times the requested "
+            f"{wanted:.2g}, so their distributions differ from the posterior: set a "
+            "smaller `energy_variance`, or confirm the draws by HMC."
         )
     failed = (failures > 0).nonzero().flatten().tolist()
     if failed:
         run.warn(
-            f"Chains {failed} of {count} have left the finite numbers while sampling, "
-            f"{int(failures.sum())} times in all; these steps were undone."
+            f"Chains {failed} of {count} became non-finite while sampling, "
+            f"{int(failures.sum())} times in total; these steps were undone."
         )

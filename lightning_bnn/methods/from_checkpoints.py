@@ -1,4 +1,4 @@
-"""A posterior out of networks that are trained already."""
+"""A posterior made of networks that are already trained."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ from weightsym.params import Params, check_count, check_not_negative, keyed_gene
 __all__ = ["FromCheckpoints"]
 
 Kind = Literal["networks", "diagonal", "low_rank"]
-NOTHING_TO_TRAIN = "FromCheckpoints has nothing to train: validate, test or predict with it."
+NOTHING_TO_TRAIN = "FromCheckpoints has nothing to train: call `validate`, `test` or `predict`."
 
 
 class Collected(State):
-    """A posterior that stays as it is."""
+    """A fixed posterior."""
 
     def __init__(self, posterior: Posterior) -> None:
         super().__init__()
         self.collected = posterior
 
     def stack(self) -> Params:
-        """The networks, or one draw of every mode."""
+        """Return the networks, or one draw of every mode."""
         if isinstance(self.collected, Empirical):
             return self.collected.networks
         draws = [mode.sample(1, keyed_generator("mode", k)) for k, mode in enumerate(self.modes())]
         return {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
 
     def modes(self) -> list[Posterior]:
-        """The Gaussian of each member, or the networks of each."""
+        """Return the Gaussian or the networks of each member."""
         return self.collected.modes()
 
 
 @dataclass(eq=False, kw_only=True)
 class FromCheckpoints(Method):
-    """The networks of a bank or of a folder of checkpoints as a posterior, nothing is trained.
+    """Posterior made of the networks of a bank or of a folder of checkpoints, without training.
 
     If a bank holds networks of several members of a module, each member has a Gaussian of its own.
-    Networks that are drawn from a Gaussian get BatchNorm statistics from one pass over the training
-    data. (`Laplace` with ``start_from`` fits its curvature without training, too.)
+    Networks drawn from a Gaussian get BatchNorm statistics from one pass over the training data.
+    (`Laplace` with ``start_from`` fits its curvature without training, too.)
 
     Args:
         source: folder of a bank, folder of checkpoints, or one checkpoint.
-        kind: the ``"networks"`` themselves; a ``"diagonal"`` Gaussian with their means and standard
-            deviations; or ``"low_rank"``, SWAG's Gaussian through a trajectory.
-        last: only the last so many networks.
-        rank: deviations of the low-rank Gaussian, by default 20 or all that there are.
+        kind: ``"networks"`` for the networks themselves, ``"diagonal"`` for a Gaussian with their
+            means and standard deviations, or ``"low_rank"`` for SWAG's Gaussian through a
+            trajectory.
+        last: number of networks to use, counted from the end.
+        rank: number of deviations in the low-rank Gaussian, at most 20 by default.
         scale: multiplies its covariance.
-        prefix: what stands before the names of the network in checkpoints, such as ``"net."``.
+        prefix: prefix of the network's names in checkpoints, such as ``"net."``.
 
     >>> import tempfile
     >>> from lightning_bnn import methods, params
@@ -93,7 +94,7 @@ class FromCheckpoints(Method):
         check_not_negative("scale", self.scale)
 
     def prepare(self, network: nn.Module) -> nn.Module:
-        """A copy, as fixed weights are those of the source."""
+        """Return a copy of the network with the fixed weights of the source."""
         return copy.deepcopy(network)
 
     def init(self, network: nn.Module, stack: Params) -> Collected:
@@ -106,7 +107,7 @@ class FromCheckpoints(Method):
         return Collected(mixture_of(modes))
 
     def _gaussian(self, stack: Params) -> Posterior:
-        """The Gaussian through the networks of one member."""
+        """Fit a Gaussian to the networks of one member."""
         if self.kind == "diagonal":
             return DiagonalGaussian.fit(stack)
         return LowRankGaussian.fit(stack, self.rank, self.scale)

@@ -1,4 +1,4 @@
-"""The health of members: finite weights, and losses as low as was asked."""
+"""Health of members: finite weights, and losses below a limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weightsym.params import check_positive, precise
 
 
 class Diverged(ValueError):
-    """There is no network left that could be part of a posterior."""
+    """Raised when no network is left for the posterior."""
 
 
 def finite_members(stacks: Iterable[Tensor]) -> Tensor:
-    """Mark the members that have finite weights only.
+    """Mark the members whose weights are all finite.
 
     Args:
         stacks: tensors whose first dimension counts members.
@@ -27,12 +27,12 @@ def finite_members(stacks: Iterable[Tensor]) -> Tensor:
 
 
 class Divergence:
-    """Members that have diverged, told by their mean training losses over an epoch.
+    """Members that have diverged, judged by their mean training losses over an epoch.
 
     Args:
-        members: how many there are.
-        max_loss: members above it after the last epoch are left out; None leaves out only those
-            that are broken.
+        members: number of members.
+        max_loss: limit on the loss of the last epoch, above which members are left out; None leaves
+            out only broken ones.
     """
 
     def __init__(self, members: int, max_loss: float | None = None) -> None:
@@ -45,14 +45,13 @@ class Divergence:
         self._steps = 0
 
     def among(self, members: Tensor) -> Tensor:
-        """Those of some members that are not left out, an error if there are none."""
+        """Return the members that are not left out, and raise `Diverged` if none remains."""
         included = members[~self.left_out.to(members.device)[members]]
         if len(included) == 0:
             means = self.means
             losses = "" if means is None else f": losses are {means.min():.3g} to {means.max():.3g}"
             raise Diverged(
-                f"Every member has a loss above `max_loss` {self.max_loss}, or has diverged"
-                f"{losses}."
+                f"Every member has diverged or has a loss above `max_loss` {self.max_loss}{losses}."
             )
         return included
 
@@ -63,17 +62,17 @@ class Divergence:
         self._steps += 1
 
     def take(self) -> Tensor | None:
-        """Mean losses since the last call, None if there was no step."""
+        """Return the mean losses since the last call, or None if there was no step."""
         total, steps = self._sum, self._steps
         self._sum, self._steps = None, 0
         return None if total is None else (total / steps).cpu()
 
     def judge(self, means: Tensor, finite: Tensor, last: bool) -> None:
-        """Decide who is left out.
+        """Decide which members are left out.
 
         Args:
             means: losses of the epoch.
-            finite: whose weights are.
+            finite: mask of the members with finite weights.
             last: whether this was the last epoch.
         """
         self.means, self._judged = means, last
@@ -82,17 +81,17 @@ class Divergence:
         self.left_out = broken | (means > limit)
 
     def finish(self) -> None:
-        """Apply the limit, if the epoch before turns out to have been the last."""
+        """Apply the limit if the previous epoch turns out to have been the last."""
         if self.means is None or self._judged:
             return
         limit = torch.inf if self.max_loss is None else self.max_loss
         self.left_out = self.left_out | (self.means > limit)
 
     def state_dict(self, last: bool = False) -> dict[str, Any]:
-        """For checkpoints, also within an epoch.
+        """Return the state for checkpoints, also within an epoch.
 
         Args:
-            last: whether the last epoch is over, although it was not judged yet.
+            last: whether the last epoch is over but not yet judged.
         """
         left_out = self.left_out
         if last and self._steps and self.max_loss is not None:
@@ -103,6 +102,6 @@ class Divergence:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.left_out, self.means = state["left_out"], state["means"]
         self._sum, self._steps = state["sum"], state["steps"]

@@ -24,9 +24,9 @@ from weightsym.params import Params, check_not_negative
 __all__ = ["VariationalOnlineNewton"]
 
 _UNTIL_TRAINED = 0.01
-"""Deviations before an optimizer is known."""
+"Standard deviation until an optimizer is known."
 _LEAST_CHANGE = 0.5
-"""Time constants of the curvature that a run must have."""
+"Least length of a run, in time constants of the curvature."
 
 
 class Curvatures(Means):
@@ -54,19 +54,20 @@ class Curvatures(Means):
         return deviations_of(self.curvature, self.notes["decay"], self.notes["temperature"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the optimizer, which goes its own way into checkpoints."""
+        """Omit the optimizer, which checkpoints store separately."""
         return {**self.__dict__, "optimizer": None}
 
 
 @dataclass(eq=False)
 class VariationalOnlineNewton(Method):
-    r"""A diagonal Gaussian over the weights of any network, learned at the price of Adam.
+    r"""A diagonal Gaussian over the weights of any network, at the cost of Adam.
 
     .. math:: L = E_q[\mathrm{NLL}(\omega)] + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
 
-    The objective is that of `MFVI`; its steps are natural gradients, from one gradient at weights
-    that were drawn. The optimizer is `lightning_bnn.samplers.IVON`, which is told N and the prior;
-    its ``hessian_init`` and ``hessian_momentum`` matter most. With members, a mixture.
+    The objective is that of `MFVI`. Its steps are natural gradients, computed from one gradient at
+    drawn weights. The optimizer is `lightning_bnn.samplers.IVON`, which receives N and the prior;
+    its ``hessian_init`` and ``hessian_momentum`` matter most. With several members, the posterior
+    is a mixture.
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
@@ -99,7 +100,7 @@ class VariationalOnlineNewton(Method):
     temperature: float | None = None
 
     name = "IVON"
-    unfitted = "its Gaussians are where they start"
+    unfitted = "its Gaussians are used as initialised"
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
@@ -109,7 +110,7 @@ class VariationalOnlineNewton(Method):
         return Curvatures(stack, trained_names(network, stack))
 
     def losses(self, state: Curvatures, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Mean negative log-likelihood of drawn weights. The prior is the optimizer's part."""
+        """Return the mean negative log-likelihood at drawn weights, without the prior."""
         weights: Tensor = state.mean
         if state.optimizer is not None:
             weights = weights + state.optimizer.offset(state.mean)
@@ -122,14 +123,14 @@ class VariationalOnlineNewton(Method):
     ) -> Any:
         if not isinstance(optimizer, samplers.IVON):
             raise ValueError(
-                f"`optimizer` {type(optimizer).__name__} does not learn a posterior: take "
+                f"`optimizer` {type(optimizer).__name__} does not learn a posterior: use "
                 "lightning_bnn.samplers.IVON, or the module MFVI."
             )
         tell_prior(optimizer, self.prior)
         return scheduler
 
     def before_fit(self, state: Curvatures, fit: Fit, run: Run) -> None:
-        """Let the state and the optimizer share their memory of the curvature."""
+        """Let the state and the optimizer share the curvature."""
         optimizer, group = fit.optimizer, fit.optimizer.param_groups[0]
         if self.temperature is not None:  # also of a run that had another one
             for each in optimizer.param_groups:
@@ -149,8 +150,8 @@ class VariationalOnlineNewton(Method):
         changes = fit.steps * (1 - group["hessian_momentum"])
         if changes < _LEAST_CHANGE and not fit.trial:
             run.warn(
-                f"With `hessian_momentum` {group['hessian_momentum']} the curvature hardly changes "
-                f"in {fit.steps:g} steps: take a smaller one, or train longer."
+                f"With `hessian_momentum` {group['hessian_momentum']} the curvature hardly "
+                f"changes in {fit.steps:g} steps: set a smaller one, or train longer."
             )
 
     def before_clipping(self, state: Curvatures) -> None:

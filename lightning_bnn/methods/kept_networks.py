@@ -1,4 +1,4 @@
-"""Networks that were kept along a run, and how they go with the state of a method."""
+"""Networks collected during a run, and their storage in memory or in a bank."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from weightsym.params import Params
 
 
 class KeptNetworks(nn.Module, ABC):
-    """Stacks of members, one for every time at which they were kept.
+    """Stacks of members, one for each time of collection.
 
-    Networks are numbered: the members of the first time, then those of the second, ...
+    Indices count the members of the first time, then those of the second, and so on.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """At how many times members were kept."""
+        """Return the number of times at which members were collected."""
 
     @abstractmethod
     def append(self, members: Params, **record: Any) -> None:
-        """Keep a copy of all members."""
+        """Store a copy of all members."""
 
     @abstractmethod
     def networks(self, rows: Sequence[int]) -> Params:
-        """The networks of these numbers, as a stack."""
+        """Return the networks with these indices, as a stack."""
 
     @abstractmethod
     def finite(self) -> Tensor:
-        """Mark the networks that hold finite weights only, ``(times, members)``."""
+        """Mark the networks whose weights are all finite, ``(times, members)``."""
 
     def open(self, writer: bool) -> None:
-        """Get ready for a run. Only one process writes."""
+        """Prepare a run. Only one process writes."""
 
     def close(self) -> None:
-        """A run is over: let others write."""
+        """Finish a run, so that others can write."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Let go of all networks, as another run begins."""
+        """Remove all networks before another run."""
 
 
 class NetworksInMemory(KeptNetworks):
-    """In memory, and in the checkpoints.
+    """Networks in memory and in checkpoints.
 
     Args:
-        limit: forget all but the last ones.
+        limit: number of times to store; earlier ones are removed.
     """
 
     _device: Tensor
@@ -68,21 +68,21 @@ class NetworksInMemory(KeptNetworks):
         return len(self._stacks)
 
     def tensors(self) -> Params:
-        """All networks, as ``(times, members, ...)``, nothing if there are none."""
+        """Return all networks as ``(times, members, ...)``, or nothing if there are none."""
         names = self._stacks[0] if self._stacks else ()
         return {name: torch.stack([stack[name] for stack in self._stacks]) for name in names}
 
     def append(self, members: Params, **record: Any) -> None:
-        """Keep a copy of all members."""
+        """Store a copy of all members."""
         self._stacks.append({name: t.detach().clone() for name, t in members.items()})
         self._finite.append(finite_networks(members))
 
     def finite(self) -> Tensor:
-        """Mark the networks that hold finite weights only, ``(times, members)``."""
+        """Mark the networks whose weights are all finite, ``(times, members)``."""
         return torch.stack([*self._finite]) if self._finite else torch.ones(0, 0).bool()
 
     def networks(self, rows: Sequence[int]) -> Params:
-        """The networks of these numbers, as a stack."""
+        """Return the networks with these indices, as a stack."""
         members = len(next(iter(self._stacks[0].values())))
         chosen = [(self._stacks[row // members], row % members) for row in rows]
         return {n: torch.stack([s[n][m] for s, m in chosen]) for n in self._stacks[0]}
@@ -102,7 +102,7 @@ class NetworksInMemory(KeptNetworks):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         if f"{prefix}rows" in state_dict:
             raise ValueError(
-                "This checkpoint keeps its networks in a bank: pass the folder as `bank`."
+                "This checkpoint stores its networks in a bank: pass the folder as `bank`."
             )
         tensors = {n[len(prefix) :]: t for n, t in state_dict.items() if n.startswith(prefix)}
         self.forget()
@@ -111,11 +111,11 @@ class NetworksInMemory(KeptNetworks):
 
 
 class InBank(KeptNetworks):
-    """In a `lightning_bnn.bank.CheckpointBank`. Checkpoints only say how many there were.
+    """Networks in a `lightning_bnn.bank.CheckpointBank`. Checkpoints store their number only.
 
     Args:
         path: folder of the bank.
-        members: networks of every time.
+        members: number of networks per time.
     """
 
     rows: Tensor
@@ -130,7 +130,7 @@ class InBank(KeptNetworks):
         return int(self.rows) // self.members
 
     def open(self, writer: bool) -> None:
-        """Go on where the checkpoint was made. What came after it will come again."""
+        """Continue from the checkpoint: networks collected after it are collected again."""
         self.close()
         if not writer:
             return
@@ -139,7 +139,8 @@ class InBank(KeptNetworks):
         if stored < expected:
             self.close()
             raise ValueError(
-                f"The bank {self.path} has {stored} networks, the checkpoint knew of {expected}."
+                f"The bank {self.path} has {stored} networks, but the checkpoint "
+                f"expects {expected}."
             )
         self._bank.truncate(expected)
 
@@ -152,7 +153,7 @@ class InBank(KeptNetworks):
         self.rows += self.members
 
     def finite(self) -> Tensor:
-        """Mark the networks that hold finite weights only, ``(times, members)``."""
+        """Mark the networks whose weights are all finite, ``(times, members)``."""
         if not len(self):
             return torch.ones(0, self.members).bool()
         records = CheckpointBank(self.path, "r").records[: int(self.rows)]
@@ -160,12 +161,12 @@ class InBank(KeptNetworks):
         return finite.view(len(self), self.members)
 
     def networks(self, rows: Sequence[int]) -> Params:
-        """The networks of these numbers, as a stack."""
+        """Return the networks with these indices, as a stack."""
         bank = CheckpointBank(self.path, "r")
         return {name: t.to(self.rows.device) for name, t in bank[list(rows)].items()}
 
     def forget(self) -> None:
-        """Start anew, in an empty bank."""
+        """Start again with an empty bank."""
         exists = (Path(self.path) / "manifest.jsonl").is_file()
         count = len(CheckpointBank(self.path, "r")) if exists else 0
         if count:
@@ -185,5 +186,5 @@ class InBank(KeptNetworks):
 
 
 def finite_networks(stack: Params) -> Tensor:
-    """Mark the networks of a stack that are finite, on the CPU."""
+    """Mark the networks of a stack whose weights are all finite, on the CPU."""
     return finite_members(t for t in stack.values() if t.is_floating_point()).cpu()

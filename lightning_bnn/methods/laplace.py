@@ -36,13 +36,13 @@ __all__ = ["Laplace"]
 
 
 class CurvedNetworks(Networks):
-    """Networks and the curvature around each, once it was computed.
+    """Networks, and the curvature around each.
 
     Args:
         network: gives the computation.
         stack: the members.
-        method: says what the curvature is like.
-        last_layer: name of the layer whose weights are random; None for all.
+        method: declares the structure of the curvature.
+        last_layer: name of the layer whose weights are random; None for all layers.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class CurvedNetworks(Networks):
         names = [n for n in trained if last_layer is None or n.startswith(prefix)]
         if not names:
             raise ValueError(
-                f"The last layer, {last_layer!r}, has no weights of its own that are trained: take "
+                f"The last layer, {last_layer!r}, has no trained weights of its own: set "
                 "`layers='all'`."
                 if last_layer is not None
-                else "`network` has no weights that are trained."
+                else "`network` has no trained weights."
             )
         self.blocks = [(n,) for n in names] if method.structure == "kron" else [tuple(names)]
         self.fitted = NamedTensors()
 
     @property
     def lacks(self) -> str:  # type: ignore[override]  # it changes
-        """The curvature, until it was computed."""
+        """Name the curvature while it is missing."""
         return "" if self.fitted.tensors() else "curvature"
 
     def member(self, index: int) -> Params:
-        """The weights of one member."""
+        """Return the weights of one member."""
         return {name: t[index] for name, t in self.stack().items()}
 
     def gaussian(self, index: int, temperature: float, prediction: Prediction) -> LaplaceGaussian:
-        """The Gaussian around one member."""
+        """Return the Gaussian around one member."""
         tensors = self.fitted.tensors()
         blocks = [
             CurvatureBlock(
@@ -92,22 +92,22 @@ class CurvedNetworks(Networks):
 
 @dataclass(eq=False)
 class Laplace(PenalisedTraining):
-    r"""A Gaussian at a maximum of the posterior, with the inverse curvature as covariance.
+    r"""A Gaussian at a posterior mode, with the inverse curvature as covariance.
 
     .. math:: \omega \sim N\big(\hat\omega,\; T (H + \lambda I)^{-1}\big)
 
     H is the generalised Gauss-Newton matrix of the summed negative log-likelihood on the training
     data. It is computed after the last epoch, so that checkpoints from the end hold it, or before a
-    test of networks that have none. While it trains, validation judges the members as they are.
-    With members, a mixture.
+    test of networks without one. During training, validation evaluates the members themselves. With
+    several members, the posterior is a mixture.
 
     Args:
         structure: of the curvature: a ``"full"`` matrix, Kronecker factors of each layer
-            (``"kron"``) or its ``"diag"``-onal.
-        layers: ``"all"`` weights are random, or those of the ``"last"`` linear layer; by default
-            all, or the last for Kronecker factors of a network with layers that have none
+            (``"kron"``), or the ``"diag"`` alone.
+        layers: random weights: those of ``"all"`` layers or of the ``"last"`` linear layer; by
+            default all, or the last for Kronecker factors of a network with layers that have none
             (BatchNorm).
-        prior_precision: :math:`\lambda`; by default that of largest marginal likelihood.
+        prior_precision: :math:`\lambda`; by default it maximises the marginal likelihood.
         temperature: T.
         prediction: by ``"linearised"`` networks, or by the ``"network"`` itself.
 
@@ -134,7 +134,7 @@ class Laplace(PenalisedTraining):
     prediction: Prediction = "linearised"
 
     keeps_networks = True
-    unfitted = "it is the curvature around the networks as they were given that counts"
+    unfitted = "the curvature is computed around the given networks"
 
     def __post_init__(self) -> None:
         check_choice("structure", self.structure, get_args(Structure))
@@ -151,7 +151,7 @@ class Laplace(PenalisedTraining):
         return CurvedNetworks(network, stack, self, last_layer)
 
     def lacking_factors(self, network: nn.Module) -> list[str]:
-        """Layers that have no Kronecker factors, if the last layer could do without them."""
+        """List the layers without Kronecker factors, if the last layer has them."""
         has_linear = any(isinstance(m, nn.Linear) for m in network.modules())
         return without_factors(network) if self.structure == "kron" and has_linear else []
 
@@ -163,20 +163,21 @@ class Laplace(PenalisedTraining):
 
     # ------------------------------------------------------------ the curvature
     def before_fit(self, state: CurvedNetworks, fit: Fit, run: Run) -> None:
-        """Forget what was fitted to other weights, and rehearse what follows the training."""
+        """Discard the curvature of other weights, and rehearse the computation of a new one."""
         state.fitted.hold({})
         lacking = [] if self.layers else self.lacking_factors(run.network)
         if lacking:
             run.inform(
-                f"Laplace: {', '.join(lacking)} of {type(run.network).__name__} has no Kronecker "
-                "factors, so that the curvature is that of the last layer alone (`layers='last'`)."
+                f"Laplace: {', '.join(lacking)} of {type(run.network).__name__} has no "
+                "Kronecker factors, so only the last layer has a curvature "
+                "(`layers='last'`)."
             )
         example = fit.example()
         if example:
             self._rehearse(state, example, run)
 
     def _rehearse(self, state: CurvedNetworks, example: tuple[Any, ...], run: Run) -> None:
-        """Take the curvature of two made-up examples, to fail before the training, not after it."""
+        """Compute the curvature of two made-up examples, to fail before the training."""
         with torch.inference_mode(False), torch.no_grad():
             network = {n: t.clone() for n, t in state.member(0).items()}
             outputs = P.apply(copy.deepcopy(run.network).eval(), network, *example)
@@ -190,7 +191,7 @@ class Laplace(PenalisedTraining):
         return False
 
     def at_end(self, state: CurvedNetworks, data: Iterable[Batch], run: Run) -> None:
-        """The curvature of every healthy member."""
+        """Compute the curvature of every healthy member."""
         fitted: Params = {}
         pairs = _pairs(data)
         with torch.inference_mode(False):
@@ -202,9 +203,9 @@ class Laplace(PenalisedTraining):
                 fitted |= self._tensors(m, network, blocks, run)
         if run.num_data is not None and pairs.examples != run.num_data:
             run.warn(
-                f"The train loader gives {pairs.examples} examples, and there are {run.num_data} "
-                f"(`drop_last`, a sampler?): the curvature is {run.num_data / pairs.examples:.3g} "
-                "times theirs."
+                f"The train loader yields {pairs.examples} examples of {run.num_data} "
+                "(`drop_last`, a sampler?): their curvature is multiplied by "
+                f"{run.num_data / pairs.examples:.3g}."
             )
         state.fitted.hold(fitted)
 
@@ -216,7 +217,7 @@ class Laplace(PenalisedTraining):
         )
 
     def _tensors(self, m: int, network: Params, blocks: list[CurvatureBlock], run: Run) -> Params:
-        """Name the tensors that keep the curvature of a member."""
+        """Name the tensors that store the curvature of a member."""
         precision = self.prior_precision
         if precision is None:
             precision = likeliest_precision(blocks, network)
@@ -232,7 +233,7 @@ class Laplace(PenalisedTraining):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self, state: CurvedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        """The Gaussian, or the mixture of the members' Gaussians. Before the fit, the members."""
+        """Return the Gaussian or the mixture of Gaussians; before the fit, the members."""
         if state.lacks:
             return state.members()
         members = state.healthy().tolist()

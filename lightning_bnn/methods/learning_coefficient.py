@@ -1,4 +1,4 @@
-"""The local learning coefficient: how many parameters a network has where it is, by chains there.
+"""The local learning coefficient: the effective number of parameters of a network, by SGLD.
 
 References:
     | The Local Learning Coefficient: A Singularity-Aware Complexity Measure (Lau et al., 2023)
@@ -41,23 +41,23 @@ Loss = Callable[[Any, Tensor], Tensor]
 __all__ = ["CoefficientEstimate", "learning_coefficient"]
 
 _EVALUATIONS = 100
-"""Of all the data by every chain, where gradients are those of minibatches."""
+"Evaluations on all the data by every chain, where gradients are those of minibatches."
 _TANGENTS = 10_000_000
-"""Numbers of the tangents of an orbit at most, of which the rank is taken."""
+"Largest number of entries in the tangents of an orbit whose rank is computed."
 
 
 @dataclass(frozen=True, eq=False)
 class CoefficientEstimate:
-    r"""A local learning coefficient, and what says how far to trust it.
+    r"""A local learning coefficient with its diagnostics.
 
     Attributes:
-        value: :math:`\hat\lambda`, the mean of all chains.
-        error: its standard error, from the differences of chains.
+        value: :math:`\hat\lambda`, the mean over all chains.
+        error: its standard error, from the differences between chains.
         rhat: R-hat of the losses of the chains.
         wbic: :math:`n\, E[L_n]`, the Bayesian information criterion of singular models.
-        bound: the most that the coefficient can be where the loss is smooth.
+        bound: upper bound of the coefficient where the loss is smooth.
         loss: :math:`L_n` of the network.
-        losses: those that the chains have visited, ``(chains, draws)``.
+        losses: visited by the chains, ``(chains, draws)``.
 
     >>> estimate = CoefficientEstimate(1.52, 0.1, 1.01, 60.2, 2.0, 0.6, torch.zeros(4, 8))
     >>> print(estimate)
@@ -89,39 +89,41 @@ def learning_coefficient(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> CoefficientEstimate:
-    r"""Estimate the local learning coefficient of a network, which should be at a minimum.
+    r"""Estimate the local learning coefficient of a network at a minimum of its loss.
 
     .. math:: \hat\lambda = n \beta\, (E[L_n(w)] - L_n(w^*)), \quad
         w \sim \exp\Big(-n \beta L_n(w) - \frac{\gamma}{2} \|w - w^*\|^2\Big), \quad
         \beta = \frac{1}{\log n}
 
-    The loss of w grows by :math:`\lambda \log n / n` when all that data of size n cannot tell apart
-    is averaged: half the number of parameters for a regular model, less for a singular one. Chains
-    of `SGLD` begin at the network, side by side; the second half of their steps is averaged.
+    :math:`\lambda` is the rate at which the expected loss exceeds its minimum, :math:`\lambda \log
+    n / n` for n examples: half the number of parameters for a regular model, less for a singular
+    one. Chains of `SGLD` start at the network and run side by side. The second half of their steps
+    is averaged.
 
-    The restoring term makes the estimate smaller: a direction of curvature k has
-    :math:`n \beta k / (n \beta k + \gamma) / 2` instead of one half. Steps make it larger, by
-    :math:`1 / (1 - \eta (k + \gamma / (n \beta)) / 2)`, and so does the noise of minibatches.
-    Estimates can be compared if all settings are alike. One is negative where chains find lower
-    losses: the network was not at a minimum.
+    The restoring term makes the estimate smaller: a direction of curvature k contributes :math:`n
+    \beta k / (n \beta k + \gamma) / 2` instead of one half. Steps make it larger, by :math:`1 / (1
+    - \eta (k + \gamma / (n \beta)) / 2)`, and so does the noise of minibatches. Compare estimates
+    only if all settings are equal. A negative estimate means that chains found lower losses: the
+    network was not at a minimum.
 
-    Symmetries do not change the loss, so that it is a function of d minus the dimension of the
-    orbit of the weights many numbers, and :math:`\lambda` is at most half of them: a warning says
-    where the estimate is not. Orbits of large networks, whose tangents have more than ten million
-    numbers, are not counted.
+    Symmetries do not change the loss, which is therefore a function of d minus the orbit's
+    dimension many numbers, and :math:`\lambda` is at most half of these. A warning names an
+    estimate above that bound. Orbits of large networks, whose tangents have more than ten million
+    entries, are not counted.
 
     Args:
-        network: in evaluation mode here, with the weights :math:`w^*`; it is left as it is.
-        loss: from outputs and targets to the mean loss, in nats.
-        data: inputs, and targets in the last place.
-        symmetries: what `discover` returned; without, the bound is half of all parameters.
-        chains: how many, at least 2; one costs ``steps`` gradients.
-        steps: of every chain.
+        network: in evaluation mode during the estimate, with the weights :math:`w^*`; it is not
+            changed.
+        loss: function of outputs and targets that returns the mean loss, in nats.
+        data: inputs, followed by targets.
+        symmetries: result of `discover`; without it, the bound is half of all parameters.
+        chains: number of chains, at least 2, of ``steps`` gradients each.
+        steps: number of steps of every chain.
         lr: step size :math:`\eta`, in the scale of an SGD on the mean loss.
         localization: :math:`\gamma`.
-        batch_size: examples of a gradient, drawn anew by every chain, by default all; losses are
-            those of all data, 100 times in a chain.
-        seed: of all random numbers.
+        batch_size: number of examples per gradient, drawn by every chain for itself; by default
+            all. Losses are those of all the data, at 100 steps of a chain.
+        seed: seed of all random numbers.
 
     >>> from lightning_bnn.models import mlp
     >>> net, x = mlp(1, [1], 1), torch.randn(100, 1)
@@ -148,7 +150,7 @@ def learning_coefficient(
         sampler = SGLD(around.moves.values(), num_data=n, seed=seed, **rates)
         losses = around.run(sampler, batch, steps, batch_size, seed)
     if lost := (~losses.isfinite().all(1)).nonzero().flatten().tolist():
-        raise ValueError(f"chains {lost} of {chains} have diverged: take a smaller `lr`.")
+        raise ValueError(f"chains {lost} of {chains} have diverged: set a smaller `lr`.")
     values = n * beta * (losses.mean(1) - centre)
     estimate = CoefficientEstimate(
         value=float(values.mean()),
@@ -161,16 +163,16 @@ def learning_coefficient(
     )
     if estimate.value - 2 * estimate.error > estimate.bound:
         warnings.warn(
-            f"The learning coefficient {estimate} is more than it can be where the loss is smooth: "
-            "chains are not in equilibrium, or their steps are too large. Take a smaller `lr`, and "
-            "more `steps`.",
+            f"The learning coefficient {estimate} exceeds its bound for a smooth loss: the "
+            "chains are not in equilibrium, or their steps are too large. Set a smaller "
+            "`lr`, and more `steps`.",
             stacklevel=2,
         )
     return estimate
 
 
 class _Around:
-    """Networks near one, as what is added to it, which a sampler moves."""
+    """Displacements from one network, moved by a sampler."""
 
     def __init__(self, network: nn.Module, loss: Loss, chains: int) -> None:
         self.network, self.loss, self._at_once = network, loss, True
@@ -181,14 +183,14 @@ class _Around:
         self.moves = {n: torch.zeros_like(self.centre[n]).requires_grad_() for n in trained}
 
     def losses(self, batch: Batch) -> Tensor:
-        """The loss of every chain, with gradients."""
+        """Return the loss of every chain, and set the gradients."""
         stack = {**self.centre, **{n: self.centre[n] + t for n, t in self.moves.items()}}
 
         each = partial(self._each, rows=0 if batch.per_member else None)
         return member_losses(self.network, stack, batch, each)
 
     def _each(self, outputs: Any, targets: Tensor, rows: int | None) -> Tensor:
-        """Losses at once, or in turn if these look at values."""
+        """Compute the losses at once, or one by one if the loss reads values."""
         dims = tree_map(lambda t: 0 if isinstance(t, Tensor) else None, outputs)
         if self._at_once:
             try:
@@ -215,7 +217,7 @@ class _Around:
         return value
 
     def run(self, sampler: SGLD, batch: Batch, steps: int, size: int | None, seed: int) -> Tensor:
-        """Losses on all data in the second half of a run, ``(chains, draws)``."""
+        """Return losses on all the data in the second half of a run, ``(chains, draws)``."""
         first, trace = steps // 2, []
         every = 1 if size is None else max(1, (steps - first) // _EVALUATIONS)
         for step in range(steps):
@@ -231,7 +233,7 @@ class _Around:
         return torch.stack(trace, 1).double().cpu()
 
     def _some(self, batch: Batch, size: int, seed: int, step: int) -> Batch:
-        """Examples for every chain, of its own."""
+        """Draw examples for every chain."""
         chains = len(next(iter(self.centre.values())))
         generator = keyed_generator(seed, "rows", step)
         rows = torch.randint(batch.examples, (chains, size), generator=generator)
@@ -243,7 +245,7 @@ class _Around:
 def check_chains(
     chains: int, steps: int, lr: float, localization: float, batch_size: int | None, seed: int
 ) -> None:
-    """Refuse what `learning_coefficient` cannot mean."""
+    """Validate the arguments of `learning_coefficient`."""
     check_count("chains", chains, 2)
     check_count("steps", steps, 2 * LEAST)
     check_positive("lr", lr)
@@ -253,7 +255,7 @@ def check_chains(
 
 
 def _checked(data: tuple[Any, ...]) -> Batch:
-    """The data as one batch, of which there are enough."""
+    """Return the data as one batch with enough examples."""
     if not isinstance(data, (tuple, list)) or len(data) < 2 or not isinstance(data[-1], Tensor):
         raise ValueError("`data` must be inputs and targets, the latter a tensor.")
     *inputs, targets = data
@@ -263,7 +265,7 @@ def _checked(data: tuple[Any, ...]) -> Batch:
 
 
 def _bound(network: nn.Module, symmetries: Symmetries | None) -> float:
-    """Half of the dimensions off the orbit on which fixed weights stay where they are."""
+    """Return half of the dimensions off the orbit that leaves fixed weights unchanged."""
     trained = {n: p.numel() for n, p in network.named_parameters() if p.requires_grad}
     numbers = sum(trained.values())
     if symmetries is None:
@@ -280,7 +282,7 @@ def _bound(network: nn.Module, symmetries: Symmetries | None) -> float:
 
 
 def _rank(rows: list[Params], tolerance: float | None = None) -> int:
-    """Of tangents that have been made of equal length."""
+    """Return the rank of tangents scaled to equal length."""
     if not rows[0]:
         return 0
     tangents = torch.stack([torch.cat([t.flatten() for t in row.values()]) for row in rows])

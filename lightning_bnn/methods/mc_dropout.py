@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: a network with dropout that goes on when it predicts."""
+"""Monte Carlo dropout: a network whose dropout stays active in predictions."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ __all__ = ["MCDropout"]
 
 
 class DroppedNetworks(Networks):
-    """Networks, and where they drop units, once an example of the inputs was seen."""
+    """Networks, and their dropout sites, once an example of the inputs is known."""
 
     sites: list[DropoutSite] | None = None
 
 
 @dataclass(eq=False)
 class MCDropout(PenalisedTraining):
-    r"""A network with dropout that goes on when it predicts. With members, several such networks.
+    r"""A network whose dropout stays active in predictions, or several of them.
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega, z_s), \quad z_s \sim \text{dropout}
 
-    Dropout is that of the network, modules and functions alike, or it is put into it with ``p``.
-    Nothing else is active in evaluation: BatchNorm uses its statistics.
+    The dropout is that of the network, modules and functions alike, or is inserted with ``p``.
+    Nothing else is active in evaluation: BatchNorm uses its stored statistics.
 
     Args:
-        p: put dropout of this rate before the linear layers of a network that has none, except its
-            first layer: inputs are not dropped.
-        layers: where dropout is active in evaluation, and where ``p`` puts it: before ``"all"``
-            linear layers but the first layer of the network, or before the ``"last"``.
+        p: rate of dropout to insert before the linear layers of a network without dropout, except
+            before its first layer, so that inputs are not dropped.
+        layers: position of the dropout that is active in evaluation, or inserted with ``p``: before
+            ``"all"`` linear layers but the first layer of the network, or before the ``"last"``.
 
     References:
         | Dropout as a Bayesian Approximation (Gal and Ghahramani, 2016)
@@ -77,25 +77,25 @@ class MCDropout(PenalisedTraining):
         return DroppedNetworks(network, stack, self.max_loss)
 
     def posterior(self, state: DroppedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Dropout:
-        """The members, with units dropped. Predictions themselves see what is dropped."""
+        """Return the members, with dropout. Predictions find the dropped units themselves."""
         if state.sites is None and not purpose.predicts:
             state.sites = _sites(run)
         return Dropout(state.members().networks, state.sites, self.layers)
 
 
 def _sites(run: Run) -> list[DropoutSite]:
-    """Find the units that are dropped, by an example of the inputs."""
+    """Find the dropped units, by an example of the inputs."""
     example = run.example()
     if not example:
         raise ValueError(
-            "Which weights read the units that are dropped is seen on an example of the "
-            "inputs: train first, or set `example_input_array`."
+            "An example of the inputs is needed to find the weights that read dropped "
+            "units: train first, or set `example_input_array`."
         )
     return dropout_sites(run.network, example)
 
 
 def has_dropout(network: nn.Module, example: Sequence[Any] = ()) -> bool:
-    """Check whether modules of a network drop units in training, or functions, on an example."""
+    """Check whether modules or functions of a network drop units in training, on an example."""
     layers = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
     return any(layer.p > 0 for layer in layers) or (
         len(example) > 0 and drops_units(network, example)
@@ -106,9 +106,9 @@ class LinearAfterDropout(nn.Linear):
     """A linear layer that drops some of its inputs in training.
 
     Args:
-        *args: of the linear layer.
-        p: how many.
-        **kwargs: of the linear layer.
+        *args: arguments of the linear layer.
+        p: rate of dropout.
+        **kwargs: arguments of the linear layer.
     """
 
     def __init__(self, *args: Any, p: float = 0.5, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ class LinearAfterDropout(nn.Linear):
         self.p = p
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop some of the inputs in training, then multiply."""
+        """Drop some of the inputs in training, then apply the layer."""
         return super().forward(F.dropout(input, self.p, self.training))
 
     def extra_repr(self) -> str:
@@ -124,22 +124,22 @@ class LinearAfterDropout(nn.Linear):
 
 
 def with_dropout(network: nn.Module, p: float, layers: Layers) -> nn.Module:
-    """A copy of a network, under its names, with dropout before its linear layers.
+    """Return a copy of a network, under its own names, with dropout before its linear layers.
 
     Args:
         network: without dropout.
         p: the rate.
-        layers: ``"all"`` but a first layer of the network, or the ``"last"``.
+        layers: ``"all"`` but the first layer of the network, or the ``"last"``.
     """
     check_fraction("p", p)
     result = copy.deepcopy(network)
     if has_dropout(result):
-        raise ValueError("`network` has dropout: leave `p` out, or take a network without it.")
+        raise ValueError("`network` has dropout: omit `p`, or pass a network without dropout.")
     weighted = [name for name, m in result.named_modules() if hasattr(m, "weight")]
     linear = [n for n in weighted if type(result.get_submodule(n)) is nn.Linear]
     chosen = linear[-1:] if layers == "last" else [n for n in linear if n != weighted[0]]
     if not chosen or chosen == [""]:
-        raise ValueError("`network` has no linear layer that dropout could come before.")
+        raise ValueError("`network` has no linear layer to put dropout before.")
     for name in chosen:
         old = result.get_submodule(name)
         assert isinstance(old, nn.Linear)

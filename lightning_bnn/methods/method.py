@@ -1,4 +1,4 @@
-"""The contract between an algorithm and whoever trains with it."""
+"""The contract between an algorithm and the code that trains with it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ Choice = Callable[[Sequence[int]], list[int]]
 
 @dataclass(frozen=True)
 class Purpose:
-    """Use that is made of a posterior.
+    """The use of a posterior.
 
     Attributes:
-        predicts: whether only its predictions count, so that one that predicts alike will do.
+        predicts: whether only predictions count, so that a posterior with the same predictions will
+            do.
         fitting: whether the weights are about to change.
-        choose: picks which of many networks predict, given their numbers.
+        choose: picks the networks that predict, given their indices.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -49,15 +50,16 @@ class Purpose:
 
 
 AS_IT_IS = Purpose()
-"""None in particular: the posterior itself, with all its networks."""
+"No particular purpose: the posterior itself, with all its networks."
 
 
 class State(nn.Module, ABC):
     """The parameters and buffers of a method, with a leading member dimension.
 
     Attributes:
-        divergence: who is left out of the posterior, where a method judges members by their losses.
-        notes: what a checkpoint must hold besides the tensors.
+        divergence: members left out of the posterior, where a method judges members by their
+            losses.
+        notes: contents of a checkpoint besides the tensors.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -71,32 +73,32 @@ class State(nn.Module, ABC):
 
     divergence: Divergence | None = None
     lacks: str = ""
-    """What is missing for the posterior, which consists of the members as they are until then."""
+    "Name of the missing part of the posterior, which consists of the members until it is there."
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: dict[str, Any] = {}
 
     def recall(self, notes: dict[str, Any]) -> None:
-        """Go on from the notes of a checkpoint, some of which may be missing."""
+        """Restore the notes of a checkpoint, some of which may be missing."""
         self.notes.update({name: notes[name] for name in self.notes if name in notes})
 
     @abstractmethod
     def stack(self) -> Params:
-        """One network for each member: the weights that are trained, or the centres of modes."""
+        """Return one network per member: its trained weights, or the centre of its mode."""
 
     def healthy(self) -> Tensor:
-        """Indices of the members that are part of the posterior, an error if there are none."""
+        """Return the indices of the members of the posterior, and require at least one."""
         finite = finite_members(self.parameters()).nonzero()[:, 0]
         if len(finite) == 0:
             raise Diverged(
-                "No member has finite weights: training has diverged (take a smaller learning "
-                "rate), or the data, or the network that it began with, hold NaN."
+                "No member has finite weights: training has diverged (set a smaller "
+                "learning rate), or the data or the initial network contain NaN."
             )
         return finite if self.divergence is None else self.divergence.among(finite)
 
     def members(self) -> Empirical:
-        """The healthy members, each as likely as the others."""
+        """Return the healthy members, all equally likely."""
         healthy = self.healthy()
         return Empirical({name: t[healthy] for name, t in self.stack().items()})
 
@@ -106,19 +108,19 @@ class Fit:
     """Facts about a fit that are known before its first step.
 
     Attributes:
-        anew: whether it goes on with nothing, neither a checkpoint nor an earlier fit.
-        steps: how many optimizer steps it will have, about; infinite if it has no end.
-        epochs: how many epochs.
-        epoch_steps: optimizer steps of an epoch; infinite if that is not known.
-        optimizer: what moves the parameters; None if nothing does.
+        anew: whether the fit continues neither a checkpoint nor an earlier fit.
+        steps: approximate number of optimizer steps; infinite if the fit has no end.
+        epochs: number of epochs.
+        epoch_steps: optimizer steps per epoch; infinite if unknown.
+        optimizer: moves the parameters; None without training.
         schedulers: of the learning rate.
         clips_gradients: whether gradients are clipped.
-        rank: number of this process; the first one writes what all of them share.
-        processes: how many train the same members.
-        trial: whether it is but a trial of a step or two.
-        batches: reads all training data.
-        example: the first rows of some inputs, nothing if there are none.
-        in_common: makes tensors those of the first process, where there are several.
+        rank: number of this process; the first one writes shared files.
+        processes: number of processes that train the same members.
+        trial: whether the fit is a trial of a step or two.
+        batches: reads all the training data.
+        example: the first rows of some inputs; None if there are none.
+        in_common: replaces tensors by those of the first process, where there are several.
 
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
@@ -153,9 +155,9 @@ class Progress:
 
     Attributes:
         step: optimizer steps so far, this one included.
-        epoch: epochs that were completed before this step.
+        epoch: number of epochs completed before this step.
         epoch_ends: whether this was the last step of its epoch.
-        optimizer: what has moved the weights.
+        optimizer: moved the weights.
         schedulers: of the learning rate.
         in_common: see `Fit`.
 
@@ -179,9 +181,10 @@ class Progress:
 class Method(ABC):
     """An algorithm that makes a posterior of networks trained side by side.
 
-    It knows neither who trains nor where anything is stored, and keeps nothing itself: what changes
-    in training lives in the state. Only `init`, `losses` and `posterior` must be there. One whose
-    networks are draws of chains `Samples`; one whose steps see all data makes `Transitions`.
+    A method knows neither the trainer nor any storage, and holds nothing that changes in training:
+    that belongs to its state. Only `init`, `losses` and `posterior` are required. A method whose
+    networks are draws of chains derives from `Samples`, one whose steps use all the data from
+    `Transitions`.
 
     >>> import torch
     >>> from weightsym import params
@@ -201,19 +204,22 @@ class Method(ABC):
     """
 
     name: ClassVar[str] = ""
-    """Name in messages and of the LightningModule; by default that of the class."""
+    "Name in messages and of the LightningModule; by default that of the class."
     prior: Any = None
-    """The prior over weights, a module, where the method has one."""
+    "The prior over weights, a module, if the method has one."
     temperature: float | None = None
-    """T of the tempered posterior; None leaves it to the optimizer, or to Bayes."""
+    "T of the tempered posterior; None leaves it to the optimizer, which uses 1 by default."
     trains = True
     """Whether there is anything to train."""
     keeps_networks = False
-    """Whether its posterior is made of weights along the run, or around those at its end."""
+    (
+        "Whether the posterior is made during the run, of its weights, or around the "
+        "weights at its end."
+    )
     unfitted = ""
-    """What is judged, even of a single member, if nothing has been trained or loaded."""
+    "What is evaluated, even of a single member, if nothing has been trained or loaded."
     refreshes_statistics = False
-    """Whether networks that were drawn need statistics of BatchNorm of their own."""
+    "Whether drawn networks need BatchNorm statistics of their own."
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -221,16 +227,16 @@ class Method(ABC):
 
     # ------------------------------------------------------------ before a fit
     def prepare(self, network: nn.Module) -> nn.Module:
-        """The network that gives the computation, or a copy that this method has changed."""
+        """Return the network that gives the computation, or a changed copy."""
         return network
 
     @abstractmethod
     def init(self, network: nn.Module, stack: Params) -> State:
-        """Make what will be trained.
+        """Create the trained state.
 
         Args:
             network: gives the computation.
-            stack: one network for each member, where it starts.
+            stack: one initial network per member.
         """
 
     def configure_optimizer(
@@ -242,64 +248,64 @@ class Method(ABC):
         epochs: int | float = float("inf"),
         resumed: bool = False,
     ) -> Any:
-        """Refuse what does not go with this method, and tell a sampler of the prior.
+        """Refuse incompatible settings, and pass the prior to a sampler.
 
         Args:
             state: of this method.
-            optimizer: that the user has chosen.
-            run: knows the likelihood.
-            scheduler: of its learning rate, that the user has chosen.
-            epochs: of the fit.
-            resumed: whether the fit goes on from a checkpoint.
+            optimizer: chosen by the user.
+            run: holds the likelihood.
+            scheduler: of the learning rate, chosen by the user.
+            epochs: number of epochs of the fit.
+            resumed: whether the fit continues from a checkpoint.
 
         Returns:
             The scheduler to use; None for none.
         """
         if isinstance(optimizer, Langevin | EnergySampler):
             raise ValueError(
-                f"`optimizer` {type(optimizer).__name__} samples, and {self.name} "
-                "optimises: take SGD or Adam, or the module SGHMC, HMC or MILE."
+                f"`optimizer` {type(optimizer).__name__} samples, but {self.name} "
+                "optimises: use SGD or Adam, or the module SGHMC, HMC or MILE."
             )
         return scheduler
 
     def before_fit(self, state: Any, fit: Fit, run: Run) -> None:
-        """Forget what is of another run, and look for what cannot go well."""
+        """Discard the results of another run, and warn of settings that cannot work."""
 
     # ------------------------------------------------------------ steps
     @abstractmethod
     def losses(self, state: Any, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Numbers of every member. The sum of ``loss`` is minimised, and their means are logged."""
+        """Return terms of the objective per member; the sum of ``loss`` is minimised."""
 
     def complexity_weight(self, state: Any) -> float:
-        """The factor of prior and entropy in the objective as it is now; 1 is Bayes."""
+        """Return the current factor of prior and entropy in the objective, which is 1 for Bayes."""
         return 1.0
 
     def before_clipping(self, state: Any) -> None:
-        """Take in whole gradients, where clipped ones would lead to another posterior."""
+        """Read the gradients before they are clipped, if clipping would change the posterior."""
 
     def after_step(self, state: Any, progress: Progress, run: Run) -> bool:
-        """Collect or keep networks, if it is time. Returns whether it was."""
+        """Collect networks if it is time, and return whether it was."""
         return False
 
     # ------------------------------------------------------------ after steps
     def after_validation(self, state: Any, run: Run) -> dict[str, Tensor]:
-        """Means over members that are worth logging after a validation."""
+        """Return means over members to log after a validation."""
         return {}
 
     def at_end(self, state: Any, data: Iterable[Batch], run: Run) -> None:
-        """Compute what needs the trained weights and all data: curvature, statistics."""
+        """Compute curvatures or statistics from the trained weights and all the data."""
 
     def after_fit(self, state: Any, run: Run) -> None:
-        """Let go of data and files, and say what came of the fit, also if it has broken off."""
+        """Release data and files, and report on the fit, also after an error."""
 
     @abstractmethod
     def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        """The posterior as it is now, or one that serves a purpose as well."""
+        """Return the current posterior, or a cheaper one that serves the purpose as well."""
 
 
 @runtime_checkable
 class Samples(Protocol):
-    """A method whose networks are draws of chains, kept along the run, and not ends of trainings.
+    """A method whose networks are draws of chains, collected during the run.
 
     >>> from lightning_bnn import methods
     >>> isinstance(methods.SGMCMC(), Samples), isinstance(methods.SWAG(), Samples)
@@ -307,12 +313,12 @@ class Samples(Protocol):
     """
 
     keeping: Any
-    """When and where the members are kept, see `Keeping`."""
+    "Schedule and storage of the collected networks, see `Keeping`."
 
 
 @runtime_checkable
 class Transitions(Protocol):
-    """A method whose steps are transitions that see all data, not gradients of one batch.
+    """A method whose steps are transitions that use all the data, not gradients of one batch.
 
     >>> from lightning_bnn import methods
     >>> isinstance(methods.MILE(), Transitions), isinstance(methods.SGMCMC(), Transitions)
@@ -325,7 +331,7 @@ class Transitions(Protocol):
         Args:
             state: of this method.
             run: computes losses.
-            move: takes a transition, given a closure that returns energies and leaves gradients.
+            move: takes a transition, given a closure that returns energies and sets gradients.
 
         Returns:
             Terms that are worth logging.

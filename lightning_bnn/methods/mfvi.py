@@ -47,17 +47,17 @@ _SHARE_OF_IGNORANCE = 0.5
 
 @torch.enable_grad()
 def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
-    """The candidate whose objective is best after a short race.
+    """Choose the initial standard deviation by a short race.
 
-    Copies of the first member, one for each candidate, train side by side for a hundred steps of
-    Adam at a rate of 0.02 on the first batches of the training data (in the order of the loader,
-    from the front again if there are fewer). The means of the objective over the last quarter of
-    the steps decide. Random numbers are the race's own; neither the state nor the likelihood moves.
+    Copies of the first member, one per candidate, train side by side for a hundred steps of Adam at
+    a rate of 0.02, on the first batches of the training data in the order of the loader, repeated
+    if there are fewer. The mean objective over the last quarter of the steps decides. The race has
+    random numbers of its own, and changes neither the state nor the likelihood.
 
     Args:
         method: `MFVI`.
-        state: of that method; it is not changed.
-        fit: gives the batches.
+        state: of that method, not changed.
+        fit: provides the batches.
         run: computes losses.
     """
     candidates = _candidates(state)
@@ -78,7 +78,7 @@ def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
 
 
 def _candidates(state: Any) -> Any:
-    """Copies of the first member, each with one of the candidates."""
+    """Make copies of the first member, one per candidate."""
     first = {name: t[:1] for name, t in state.stack().items()}
     stack = {n: t.repeat(len(CANDIDATES), *(1,) * (t.ndim - 1)) for n, t in first.items()}
     candidates = type(state)(stack, state.spec.names, 1.0)
@@ -89,7 +89,7 @@ def _candidates(state: Any) -> Any:
 
 
 def _batches(fit: Fit) -> Iterator[Batch]:
-    """The batches that the first member sees, again and again."""
+    """Repeat the batches of the first member for ever."""
     while True:
         batch = None
         for batch in fit.batches():
@@ -97,22 +97,22 @@ def _batches(fit: Fit) -> Iterator[Batch]:
             yield Batch(first.inputs, first.targets, number=batch.number)
         if batch is None:
             raise ValueError(
-                "`init_std` 'auto' looks at the training data: pass `batches` of `Fit` to "
-                "`before_fit`, or give a number."
+                "`init_std` 'auto' reads the training data: pass `batches` of `Fit` to "
+                "`before_fit`, or set a number."
             )
 
 
 @torch.no_grad()
 def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
-    """Describe deviations that cost more than half of what knowing nothing does.
+    """Describe the cost of deviations that add more than half of the loss of a constant prediction.
 
-    The loss of outputs that are all zero stands for knowing nothing: equal probabilities, or the
-    mean of standardised targets.
+    The constant prediction is the output zero: equal probabilities, or the mean of standardised
+    targets.
 
     Args:
-        state: of `MFVI`, where it starts.
-        nll: of the networks that were drawn for a batch.
-        batch: that batch.
+        state: initial state of `MFVI`.
+        nll: loss of the networks drawn for a batch.
+        batch: the batch.
         run: computes losses.
     """
     first = batch.of(0)
@@ -126,9 +126,9 @@ def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     if not cost > _SHARE_OF_IGNORANCE * abs(ignorant):
         return ""
     return (
-        "`init_std` is more than the data allow: at the first step the noise of the weights costs "
-        f"{cost:.3g} nats per example, where a network that knows nothing loses {ignorant:.3g}, "
-        "and predictions may never recover; take a smaller one."
+        "`init_std` is too large for the data: at the first step the noise of the weights "
+        f"costs {cost:.3g} nats per example, while a constant prediction loses "
+        f"{ignorant:.3g}, and predictions may never recover; set a smaller one."
     )
 
 
@@ -137,11 +137,11 @@ Initialisation = Literal["network", "blitz"]
 KL = Literal["closed", "sampled"]
 _LOG_2PI = math.log(2 * math.pi)
 _UNTIL_CHOSEN = 0.01
-"""Where deviations are before a race has found a start for them."""
+"Initial standard deviations until a race has chosen them."
 
 
 class Means(State):
-    """Flat means of every member, around which weights have independent Gaussians.
+    """Flat means of every member, the centres of independent Gaussians.
 
     Args:
         stack: the members, whose weights are the means.
@@ -156,21 +156,21 @@ class Means(State):
         self.constants = NamedTensors({n: t for n, t in stack.items() if n not in set(names)})
 
     def stack(self) -> Params:
-        """The networks of the means."""
+        """Return the networks of the means."""
         every = {**P.unravel(self.mean.detach(), self.spec), **self.constants.tensors()}
         return {name: every[name] for name in self.order}
 
     @abstractmethod
     def flat_deviations(self) -> Tensor:
-        """Standard deviations of all weights, ``(members, weights)``."""
+        """Return the standard deviations of all weights, ``(members, weights)``."""
 
     def deviations(self) -> Params:
-        """Standard deviations of all weights, as a stack."""
+        """Return the standard deviations of all weights, as a stack."""
         std = self.flat_deviations()
         return P.unravel(std.clamp(min=torch.finfo(std.dtype).tiny), self.spec)
 
     def modes(self) -> list[DiagonalGaussian]:
-        """The posterior of each healthy member."""
+        """Return the posterior of each healthy member."""
         means, stds = P.unstack(self.stack()), P.unstack(self.deviations())
         return [
             DiagonalGaussian(means[k], stds[k], self.spec.names) for k in self.healthy().tolist()
@@ -178,7 +178,7 @@ class Means(State):
 
 
 def trained_names(network: nn.Module, stack: Params) -> list[str]:
-    """The names of the weights that have a distribution: those that require gradients."""
+    """Return the names of the weights with a distribution: those that require gradients."""
     trained = [n for n, p in network.named_parameters() if p.requires_grad]
     names = [n for n in trained if n in stack and stack[n].is_floating_point()]
     if not names:
@@ -192,12 +192,12 @@ class Gaussians(Means):
     Args:
         stack: the members, whose weights are the means.
         names: weights that have a distribution; all other tensors are constants.
-        init_std: standard deviation at the start.
+        init_std: initial standard deviation.
 
     Attributes:
-        notes: ``kl_share``, of the complexity terms in the next step, once a fit has begun;
-            ``init_std``, where deviations started if a race has found it.
-        epoch_steps: optimizer steps of an epoch of this fit.
+        notes: ``kl_share``, the share of the complexity terms in the next step, once a fit has
+            begun; ``init_std``, the initial deviation if a race has chosen it.
+        epoch_steps: optimizer steps per epoch of this fit.
         is_new: whether the first step of a fit is still to come.
     """
 
@@ -215,7 +215,7 @@ class Gaussians(Means):
 
 @dataclass(eq=False)
 class MFVI(Method):
-    r"""A diagonal Gaussian over the weights of any network. With members, a mixture of them.
+    r"""A diagonal Gaussian over the weights of any network, or a mixture of them.
 
     .. math:: L = E_q\Big[-\frac{1}{B} \sum_i \log p(y_i | x_i, \omega)\Big]
         + \frac{1}{N} \big(E_q[-\log p(\omega)] - T H(q)\big)
@@ -226,19 +226,19 @@ class MFVI(Method):
     Args:
         prior_std: standard deviation of the Gaussian prior.
         prior: another prior: a module with ``log_prob(params, names, stacked)``.
-        init_std: standard deviation of all weights at the start; ``"auto"`` lets five candidates
-            race for a hundred steps on the first training batches when a fit begins.
-        initialisation: where means start: at the weights of the ``"network"``, or as BLiTZ does
-            (``"blitz"``: means from N(0, 0.1^2), deviations softplus(-7), of convolutions
-            softplus(-6); ``init_std`` is not used).
-        elbo_samples: weight samples of every step.
+        init_std: initial standard deviation of all weights; ``"auto"`` chooses among five
+            candidates by a race of a hundred steps on the first training batches.
+        initialisation: of the means: the weights of the ``"network"``, or the initialisation of
+            BLiTZ (``"blitz"``: means from N(0, 0.1^2), deviations softplus(-7), for convolutions
+            softplus(-6), instead of ``init_std``).
+        elbo_samples: number of weight samples per step.
         temperature: T, of the tempered posterior.
-        kl_weight: multiplies all complexity terms, a departure from Bayes.
+        kl_weight: factor of all complexity terms, a departure from Bayes.
         kl: ``"closed"`` form, or ``"sampled"`` with the weights of the step.
-        reparameterisation: noise in ``"weight"`` space, the same for a batch, or for every example,
-            ``"local"`` or ``"flipout"`` (networks then run one by one).
-        kl_warmup: so many epochs at the start, in which all complexity terms count less, linearly
-            from nothing; the ``elbo`` that is logged is the whole one.
+        reparameterisation: ``"weight"`` draws one noise of the weights per batch; ``"local"`` and
+            ``"flipout"`` draw noise for every example, and run the networks one by one.
+        kl_warmup: number of initial epochs in which the factor of all complexity terms rises
+            linearly from zero; the logged ``elbo`` is the whole one.
 
     References:
         | Weight Uncertainty in Neural Networks (Blundell et al., 2015)
@@ -267,14 +267,14 @@ class MFVI(Method):
     kl_warmup: int | float = 0
 
     state_type: ClassVar[type[Gaussians]] = Gaussians
-    unfitted = "its Gaussians are where they start"
+    unfitted = "its Gaussians are used as initialised"
 
     def __post_init__(self) -> None:
         check_positive("prior_std", self.prior_std)
         if self.init_std != "auto":
             check_positive("init_std", self.init_std)
         elif self.initialisation == "blitz":
-            raise ValueError("`init_std` must not be 'auto' with the deviations of 'blitz'.")
+            raise ValueError("`init_std` 'auto' does not go with `initialisation` 'blitz'.")
         check_count("elbo_samples", self.elbo_samples)
         check_not_negative("temperature", self.temperature)
         check_not_negative("kl_weight", self.kl_weight)
@@ -285,7 +285,7 @@ class MFVI(Method):
         if self.prior is None:
             self.prior = IsotropicGaussianPrior(self.prior_std)
         elif self.kl == "closed":
-            raise ValueError("`prior` of your own has no closed form: pass `kl='sampled'`.")
+            raise ValueError("a custom `prior` has no closed form: pass `kl='sampled'`.")
 
     def init(self, network: nn.Module, stack: Params) -> Any:
         names = trained_names(network, stack)
@@ -302,11 +302,11 @@ class MFVI(Method):
         return self.terms(state, self.draw(state), batch, run)
 
     def draw(self, state: Gaussians) -> Draw:
-        """Weights of every member, ``elbo_samples`` times."""
+        """Draw weights of every member, ``elbo_samples`` times."""
         return draw(state.mean, state.log_std, state.spec, self.prior_std, self.elbo_samples)
 
     def terms(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Negative ELBO per example of every member, and its parts, for weights that were drawn."""
+        """Return the negative ELBO per example of every member and its parts, for drawn weights."""
         assert run.num_data is not None
         self._require_progress(state)
         nll = self._nll(state, drawn, batch, run).view(self.elbo_samples, -1).mean(0)
@@ -324,12 +324,12 @@ class MFVI(Method):
     def _require_progress(self, state: Gaussians) -> None:
         if self.kl_warmup and state.notes["kl_share"] is None:
             raise ValueError(
-                "`kl_warmup` needs to know the step: call `before_fit` of the method before the "
-                "first, and `after_step` after each, as a trainer does."
+                "`kl_warmup` needs the current step: call `before_fit` of the method "
+                "before the first step, and `after_step` after each, as a trainer does."
             )
 
     def _complexity(self, state: Gaussians, drawn: Draw) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with the prior, and entropy, of every member."""
+        """Return the cross-entropy with the prior and the entropy of every member."""
         if self.kl == "closed":
             return drawn.cross_entropy, drawn.entropy
         prior: Any = self.prior
@@ -341,7 +341,7 @@ class MFVI(Method):
         return cross, entropy
 
     def _nll(self, state: Gaussians, drawn: Draw, batch: Batch, run: Run) -> Tensor:
-        """Mean negative log-likelihood of every drawn network, ``(samples * members,)``."""
+        """Return the mean negative log-likelihood of drawn networks, ``(samples * members,)``."""
         constants = self._constants(state)
         stack = {**drawn.weights, **constants}
         if batch.per_member:  # the samples of a member see its examples
@@ -357,7 +357,7 @@ class MFVI(Method):
     def _perturbed(
         self, state: Gaussians, stack: Params, drawn: Draw, batch: Batch, run: Run
     ) -> Tensor:
-        """Networks one by one, each with noise for every example."""
+        """Run networks one by one, each with noise for every example."""
         means, stds = (P.unravel(t, state.spec) for t in (state.mean, state.log_std.exp()))
         noise = P.unravel(drawn.noise.flatten(0, 1), state.spec)
         losses = []
@@ -380,7 +380,7 @@ class MFVI(Method):
         return torch.stack(losses)
 
     def _constants(self, state: Gaussians) -> Params:
-        """Buffers and fixed weights for every drawn network."""
+        """Return buffers and fixed weights for every drawn network."""
         tensors = state.constants.tensors()
         if self.elbo_samples == 1:
             return tensors
@@ -390,14 +390,17 @@ class MFVI(Method):
     def before_fit(self, state: Any, fit: Fit, run: Run) -> None:
         if state.mean.dtype in (torch.bfloat16, torch.float16):
             run.warn(
-                f"Standard deviations hardly train in {state.mean.dtype}: take a mixed precision."
+                f"Standard deviations hardly train in {state.mean.dtype}: use a mixed precision."
             )
         if fit.clips_gradients:
-            run.warn("Gradient clipping makes the deviations of variational posteriors too wide.")
+            run.warn(
+                "Gradient clipping makes the standard deviations of variational "
+                "posteriors too large."
+            )
         if 0 < fit.epochs <= self.kl_warmup and not fit.trial:
             run.warn(
-                f"`kl_warmup` {self.kl_warmup} is as long as the run of {fit.epochs} epochs, which "
-                "never trains on the whole objective: take a shorter one."
+                f"`kl_warmup` {self.kl_warmup} is as long as the run of {fit.epochs} "
+                "epochs, which never trains on the whole objective: set a shorter one."
             )
         if fit.anew or state.notes["kl_share"] is None:
             state.notes["kl_share"] = 0.0
@@ -408,7 +411,7 @@ class MFVI(Method):
 
     @staticmethod
     def _is_unchosen(state: Gaussians) -> bool:
-        """Check whether deviations are where `init` has put them, and no checkpoint was loaded."""
+        """Check whether deviations are still those of `init`, without a loaded checkpoint."""
         return bool((state.log_std == math.log(_UNTIL_CHOSEN)).all())
 
     def _choose_start(self, state: Gaussians, fit: Fit, run: Run) -> None:
@@ -418,7 +421,7 @@ class MFVI(Method):
         run.inform(f"{self.name}: standard deviations start at {start:g}.")
 
     def _look_at_start(self, state: Gaussians, nll: Tensor, batch: Batch, run: Run) -> None:
-        """Warn in the first step of a fit if the start is more than the data allow."""
+        """Warn in the first step of a fit if the initial deviations are too large for the data."""
         if not state.is_new:
             return
         state.is_new = False
@@ -440,7 +443,7 @@ class MFVI(Method):
 
 @torch.no_grad()
 def _start_as_blitz(state: Gaussians, network: nn.Module) -> None:
-    """The start of that library, which P1's experiments used."""
+    """Initialise as BLiTZ does, the library of P1's experiments."""
     modules = dict(network.named_modules())
     raw = [
         -6.0 if isinstance(modules[name.rpartition(".")[0]], nn.modules.conv._ConvNd) else -7.0
@@ -453,7 +456,7 @@ def _start_as_blitz(state: Gaussians, network: nn.Module) -> None:
 
 
 def _average_statistics(state: Gaussians, statistics: Params, samples: int) -> None:
-    """Average over samples what they have made of the buffers of a member."""
+    """Average the buffers of each member over its samples."""
     for name, tensor in state.constants.tensors().items():
         values = statistics[name].view(samples, *tensor.shape)
         tensor.copy_(values.mean(0) if tensor.is_floating_point() else values[0])

@@ -1,4 +1,4 @@
-"""Ordinary networks that are trained: their state, their loss with a prior, and deep ensembles."""
+"""Ordinary training: stacked weights, the loss with a prior, and deep ensembles."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["DeepEnsemble"]
 
 
 class Networks(State):
-    """A module of stacked weights, under the names of the network.
+    """Stacked weights as a module, under the names of the network.
 
     Args:
         network: gives the computation.
         stack: the members.
-        max_loss: of members that are part of the posterior, see `Divergence`.
+        max_loss: limit on the loss of members of the posterior, see `Divergence`.
     """
 
     def __init__(self, network: nn.Module, stack: Params, max_loss: float | None = None) -> None:
@@ -38,12 +38,12 @@ class Networks(State):
         return P.of(self.networks)
 
     def trained_stack(self) -> Params:
-        """The members as a stack through which gradients flow to the parameters."""
+        """Return the members as a stack through which gradients flow to the parameters."""
         return {**P.of(self.networks), **dict(self.networks.named_parameters())}
 
 
 def gaussian_prior(std: float | None) -> IsotropicGaussianPrior | None:
-    """Make a prior over all weights, none without a standard deviation."""
+    """Create a Gaussian prior over all weights, or None without a standard deviation."""
     if std is None:
         return None
     check_positive("prior_std", std)
@@ -52,15 +52,15 @@ def gaussian_prior(std: float | None) -> IsotropicGaussianPrior | None:
 
 @dataclass(eq=False, kw_only=True)
 class PenalisedTraining(Method):
-    r"""Training of ordinary networks, on the loss and the prior's share for one example.
+    r"""Training of ordinary networks on the loss plus the prior's share per example.
 
     .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves
             regularisation to the optimizer's weight decay.
-        max_loss: members whose mean training loss over the last epoch is above are left out of the
-            posterior, as those are whose weights are not finite.
+        max_loss: limit on the mean training loss of the last epoch, above which members are left
+            out of the posterior, as members with non-finite weights are.
     """
 
     prior_std: float | None = None
@@ -80,24 +80,24 @@ class PenalisedTraining(Method):
 
 
 def refuse_second_prior(group: dict[str, Any]) -> None:
-    """Refuse parameters of a sampler that has a prior of its own."""
+    """Refuse a second prior in the parameters of a sampler."""
     names = [name for name in ("prior_precision", "weight_decay") if group[name] is not None]
     if names:
         raise ValueError(
-            f"Both `prior_std` of the module and `{names[0]}` of the sampler are a prior: give "
-            "only one (`prior_std=None`)."
+            f"Both `prior_std` of the module and `{names[0]}` of the sampler set a prior: "
+            "set only one (`prior_std=None`)."
         )
 
 
 def tell_members(optimizer: Any) -> None:
-    """Tell an optimizer that the first dimension of parameters counts members, if it asks."""
+    """Tell an optimizer that asks that the first dimension of parameters counts members."""
     for group in optimizer.param_groups:
         if group.get("stacked", False) is None:
             group["stacked"] = True
 
 
 def tell_prior(optimizer: Any, prior: IsotropicGaussianPrior | None) -> None:
-    """Tell an optimizer of the prior of a method, unless it has one of its own."""
+    """Pass the prior of a method to an optimizer, unless it has one of its own."""
     if prior is None:
         return
     for group in optimizer.param_groups:
@@ -107,11 +107,11 @@ def tell_prior(optimizer: Any, prior: IsotropicGaussianPrior | None) -> None:
 
 @dataclass(eq=False)
 class DeepEnsemble(PenalisedTraining):
-    r"""Several networks, each at a maximum of the posterior (of the likelihood without a prior).
+    r"""Several networks, each at a mode of the posterior, or of the likelihood without a prior.
 
     .. math:: L_m = -\frac{1}{B} \sum_i \log p(y_i | x_i, \omega_m) - \frac{1}{N} \log p(\omega_m)
 
-    With one member it is ordinary training.
+    One member is ordinary training.
 
     References:
         | Simple and Scalable Predictive Uncertainty Estimation (Lakshminarayanan et al., 2017)

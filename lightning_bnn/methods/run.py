@@ -1,4 +1,4 @@
-"""A batch for networks side by side: the same examples for all of them, or some for each."""
+"""Batches of data, and the run of networks side by side on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Batch:
         inputs: of the networks, by position.
         targets: of the networks.
         per_member: whether the leading dimension of both counts members.
-        number: how many batches of the run came before.
+        number: index of the batch in the run.
 
     >>> import torch
     >>> batch = Batch((torch.randn(3, 10, 2),), torch.zeros(3, 10), per_member=True)
@@ -64,21 +64,21 @@ class Batch:
         return Batch(_rows(self.inputs, members), self.targets[members], True, self.number)
 
     def example(self) -> tuple[Any, ...]:
-        """The first rows of the inputs, as one network takes them."""
+        """Return the first rows of the inputs, for one network."""
         return _rows(self.of(0).inputs, slice(EXAMPLE_ROWS))
 
     @property
     def examples(self) -> int:
-        """Number of examples of a member."""
+        """Return the number of examples per member."""
         return self.targets.shape[1] if self.per_member else len(self.targets)
 
     def outputs(self, network: nn.Module, stack: Params, chunk_size: int | None) -> Any:
-        """Outputs of every network of a stack, in the order of the stack."""
+        """Return the outputs of every network of a stack."""
         apply = apply_each_in_place if self.per_member else apply_in_place
         return apply(network, stack, *self.inputs, chunk_size=chunk_size)
 
     def outputs_of_one(self, network: nn.Module, params: Params) -> Any:
-        """The same for a single network, without ``vmap``. Outputs have a leading dimension."""
+        """Return the outputs of a single network without ``vmap``, with a leading dimension."""
         inputs = _rows(self.inputs, 0) if self.per_member else self.inputs
         outputs = apply_in_place(network, params, *inputs)
         return tree_map(lambda t: t[None] if isinstance(t, Tensor) else t, outputs)
@@ -97,18 +97,19 @@ def member_losses(
     shared: Sequence[Tensor] = (),
     chunk_size: int | None = None,
 ) -> Tensor:
-    """The loss of every network of a stack, ``(members,)``, with gradients.
+    """Return the loss of every network of a stack with gradients, ``(members,)``.
 
-    As many networks run at once as fit into the cache, large ones one by one; the gradient of each
-    chunk is taken before the next one starts, so that the activations of one chunk are held.
+    As many networks run at once as fit into the cache, and large ones run one by one. The gradient
+    of each chunk is computed before the next one starts, so that only the activations of one chunk
+    are in memory.
 
     Args:
         model: gives the computation.
         params: a stack.
-        batch: what the networks see.
-        loss: from outputs ``(members, ...)`` and targets to ``(members,)``.
-        shared: leaf tensors that the loss depends on besides the outputs.
-        chunk_size: networks that run at once, see `weightsym.params.apply`.
+        batch: data of the networks.
+        loss: function of outputs ``(members, ...)`` and targets that returns ``(members,)``.
+        shared: leaf tensors, besides the outputs, on which the loss depends.
+        chunk_size: number of networks that run at once, see `weightsym.params.apply`.
     """
     members = P.stack_size(params)
     if members == 1:
@@ -138,7 +139,7 @@ def member_losses(
 
 
 def _scaled(params: Params) -> bool:
-    """Check whether losses are scaled before their gradients are taken, as float16 needs it."""
+    """Check whether losses are scaled before the backward pass, as float16 requires."""
     device = next(iter(params.values())).device.type
     half = torch.get_autocast_dtype(device) == torch.float16
     return torch.is_autocast_enabled(device) and half
@@ -146,7 +147,7 @@ def _scaled(params: Params) -> bool:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Chunks in which members run: so many at a time, on so many threads."""
+    """Chunks of members, and the number of threads for each."""
 
     model: nn.Module
     losses: Callable[[nn.Module, int, Sequence[Tensor]], Tensor]
@@ -157,13 +158,13 @@ class _Chunks:
 def _alone(
     model: nn.Module, stack: Params, batch: Batch, loss: Callable[[Any, Tensor], Tensor]
 ) -> Tensor:
-    """The loss of a stack of one network."""
+    """Return the loss of a stack of one network."""
     network = {name: t.squeeze(0) for name, t in stack.items()}
     return loss(batch.outputs_of_one(model, network), batch.targets)
 
 
 class _ByChunks(torch.autograd.Function):
-    """Runs members in turn, some at a time, and takes their gradients in the forward pass."""
+    """A function of autograd that runs members in chunks, with gradients in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, count: int, *tensors: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class _ByChunks(torch.autograd.Function):
 
 
 def formula_of(likelihood: nn.Module) -> Formula:
-    """What engines may know of a likelihood: those of users may do anything."""
+    """Describe a likelihood of this package for engines; a user's own may compute anything."""
     if type(likelihood) is Gaussian:
         return "squares" if likelihood.noise == "fixed" else "fixed"
     if type(likelihood) is Categorical:
@@ -230,20 +231,20 @@ def _warn(message: str) -> None:
 
 
 class Run:
-    """Runs networks for a method: it knows the computation, the likelihood and the data's size.
+    """Runs networks for a method, with the computation, the likelihood and the data's size.
 
     Args:
         network: gives the computation.
-        likelihood: what the outputs say about targets, by default ``Categorical``.
+        likelihood: of targets, given outputs; by default ``Categorical``.
         num_data: number of training examples.
-        chunk_size: networks that run at once, by default chosen by their size.
-        inform: takes messages for the user.
-        warn: takes warnings.
-        rows: the first rows of some inputs; nothing if none are known.
+        chunk_size: number of networks that run at once, by default chosen by their size.
+        inform: receives messages for the user.
+        warn: receives warnings.
+        rows: returns the first rows of some inputs, or None if none are known.
 
     Attributes:
-        shows_progress: whether long computations show a bar.
-        evaluated: examples that networks have seen for gradients, of all networks together.
+        shows_progress: whether long computations show a progress bar.
+        evaluated: number of examples in gradients so far, summed over networks.
 
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [8], 3), torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])
@@ -272,12 +273,12 @@ class Run:
         self._memory = Memory()
 
     def example(self) -> tuple[Any, ...]:
-        """Rows of inputs as the network takes them now, nothing if none are known."""
+        """Return rows of inputs in the precision of the network, or None if none are known."""
         weight = next(self.network.parameters(), torch.empty(0))
         return tuple(_like(x, weight) for x in self.rows)
 
     def losses(self, stack: Params, batch: Batch) -> Tensor:
-        """Mean negative log-likelihood of every network of a stack, with gradients."""
+        """Return the mean negative log-likelihood of every network of a stack, with gradients."""
         self.evaluated += torch.is_grad_enabled() * P.stack_size(stack) * batch.examples
         x, y, own = batch.inputs, batch.targets, batch.per_member
         job = Losses(
@@ -287,7 +288,7 @@ class Run:
         return losses
 
     def loss(self, per_member: bool = False) -> Loss:
-        """The mean negative log-likelihood, as engines take it.
+        """Return the mean negative log-likelihood as a function for engines.
 
         Args:
             per_member: whether every network has targets of its own.
@@ -297,22 +298,23 @@ class Run:
         return Loss(mean, parameters, formula_of(likelihood), self._memory)
 
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Mean negative log-likelihood of a batch, for outputs of every network."""
+        """Return the mean negative log-likelihood of a batch, given outputs of networks."""
         outputs = at_least_single(self.one_tensor(outputs))
         return -self.likelihood.log_prob(outputs, targets).mean(-1)
 
     def nll_each(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The same where every network has targets of its own."""
+        """Return the mean negative log-likelihood where every network has targets of its own."""
         flat = at_least_single(self.one_tensor(outputs)).flatten(0, 1)
         logs = self.likelihood.log_prob(flat, targets.flatten(0, 1))
         return -logs.unflatten(0, targets.shape[:2]).mean(-1)
 
     def one_tensor(self, outputs: Any) -> Tensor:
-        """The outputs of networks, if they are what a likelihood takes."""
+        """Return the outputs of networks if they are one tensor, as a likelihood requires."""
         if not isinstance(outputs, Tensor):
             raise ValueError(
-                f"`network` must return one tensor, {type(self.network).__name__} returns a "
-                f"{type(outputs).__name__}: wrap it in a module that picks the outputs."
+                f"`network` must return one tensor, but {type(self.network).__name__} "
+                f"returns a {type(outputs).__name__}: wrap it in a module that selects the "
+                "outputs."
             )
         if not self._outputs_seen:
             self._outputs_seen = True
@@ -320,16 +322,17 @@ class Run:
         return outputs
 
     def _refuse_probabilities(self, outputs: Tensor) -> None:
-        """They would train, too, as logits between 0 and 1. Worse, and nothing else would tell."""
+        """Refuse probabilities, which would train as logits between 0 and 1 without any error."""
         if isinstance(self.likelihood, Categorical) and are_distributions(outputs.detach()):
             self.warn(
-                f"{type(self.network).__name__} returns probabilities, rows that sum to one, and "
-                "Categorical takes logits: leave out the softmax at the end of `network`."
+                f"{type(self.network).__name__} returns probabilities (rows that sum to "
+                "one), but Categorical expects logits: remove the softmax at the end of "
+                "`network`."
             )
 
 
 def _like(value: Any, weight: Tensor) -> Any:
-    """An input on the device and in the precision of a weight."""
+    """Move an input to the device and the precision of a weight."""
     if not isinstance(value, Tensor):
         return value
     return value.to(weight if value.is_floating_point() else weight.device)
@@ -337,7 +340,7 @@ def _like(value: Any, weight: Tensor) -> Any:
 
 @contextmanager
 def evaluation(network: nn.Module) -> Iterator[None]:
-    """Put every part of a network into evaluation mode, and then back: some may be frozen.
+    """Put every module of a network into evaluation mode, then restore the mode of each.
 
     Args:
         network: whose modes change.

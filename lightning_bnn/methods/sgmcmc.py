@@ -25,22 +25,22 @@ __all__ = ["SGMCMC", "StochasticMILE"]
 
 @dataclass(eq=False)
 class SGMCMC(Method):
-    r"""Samples of the posterior by any sampler of `lightning_bnn.samplers` with mini-batches.
+    r"""Samples of the posterior by a sampler of `lightning_bnn.samplers` with minibatches.
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
-    The sampler is the optimizer: `SGHMC`, `SGLD` or `PreconditionedSGLD`. It is told N and the
-    prior. With `CyclicalSchedule` networks are kept in the sampling parts of its cycles only.
-    Members are chains that start from networks of their own.
+    The optimizer is the sampler, `SGHMC`, `SGLD` or `PreconditionedSGLD`, and receives N and the
+    prior. With `CyclicalSchedule`, networks are collected only in the sampling phases of its
+    cycles. Members are chains that start from networks of their own.
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the
             sampler.
-        keeping: when and where the members are kept.
-        max_loss: members above it after the last epoch are left out.
-        orbit_moves: so many steps apart, move chains to other networks of the same function, by
-            `samplers.OrbitMoves`; for SGLD and SGHMC. Steps must not be too large for the less
-            balanced copies: nothing corrects them.
+        keeping: schedule and storage of the collected networks.
+        max_loss: limit on the loss of the last epoch, above which members are left out.
+        orbit_moves: number of steps between moves of the chains to other networks of the same
+            function, by `samplers.OrbitMoves`; for SGLD and SGHMC. Nothing corrects the steps,
+            which must be small enough for less balanced copies.
 
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
@@ -70,7 +70,7 @@ class SGMCMC(Method):
 
     name = "SGHMC"
     keeps_networks = True
-    unfitted = "its chains are judged where they start"
+    unfitted = "its chains are evaluated where they start"
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)
@@ -80,7 +80,7 @@ class SGMCMC(Method):
         return Chains(network, stack, self.keeping, self.max_loss)
 
     def losses(self, state: Chains, batch: Batch, run: Run) -> dict[str, Tensor]:
-        """Mean negative log-likelihood. The prior is the sampler's part."""
+        """Return the mean negative log-likelihood. The sampler adds the prior."""
         return {"loss": run.losses(state.trained_stack(), batch)}
 
     # ------------------------------------------------------------ the sampler
@@ -90,7 +90,7 @@ class SGMCMC(Method):
         self.keeping.check(run.likelihood)
         if not isinstance(optimizer, Langevin):
             raise ValueError(
-                f"`optimizer` {type(optimizer).__name__} is no sampler: take one of "
+                f"`optimizer` {type(optimizer).__name__} is not a sampler: use one of "
                 "lightning_bnn.samplers, such as SGHMC or SGLD."
             )
         tell_members(optimizer)
@@ -108,8 +108,8 @@ class SGMCMC(Method):
             g["prior_precision"] or g["weight_decay"] for g in groups
         ):
             run.warn(
-                "There is no prior: without `prior_std`, `prior_precision` or `weight_decay` the "
-                "posterior may have no normalisation."
+                "There is no prior: without `prior_std`, `prior_precision` or "
+                "`weight_decay` the posterior may not be normalisable."
             )
         smoothing = any(getattr(m, "label_smoothing", 0) for m in run.likelihood.modules())
         for name, active in (
@@ -156,10 +156,10 @@ class StochasticMILE(SGMCMC):
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
-    The optimizer is `lightning_bnn.samplers.SMILE`: the first 1000 steps descend by Adam, and the
-    next 1000 tune the steps by the noise of gradients and by energy errors. Networks are kept after
-    that. `MILE` does the same with all data in every gradient. From networks that were trained
-    already, start with 0 ``descent_steps`` of the sampler.
+    The optimizer is `lightning_bnn.samplers.SMILE`. Its first 1000 steps descend by Adam, and the
+    next 1000 tune the steps by the noise of gradients and by energy errors. Networks are collected
+    after that. `MILE` does the same with all the data in every gradient. For networks that are
+    already trained, set ``descent_steps`` of the sampler to 0.
 
     References:
         | Can Microcanonical Langevin Dynamics Leverage Mini-Batch Gradient Noise?
@@ -188,8 +188,8 @@ class StochasticMILE(SGMCMC):
     def configure_optimizer(self, state: Chains, optimizer: Any, *fit: Any, **more: Any) -> Any:
         if not isinstance(optimizer, samplers.SMILE):
             raise ValueError(
-                f"`optimizer` {type(optimizer).__name__} is not lightning_bnn.samplers.SMILE: take "
-                "it, or the module SGHMC."
+                f"`optimizer` {type(optimizer).__name__} is not "
+                "lightning_bnn.samplers.SMILE: use it, or the module SGHMC."
             )
         return super().configure_optimizer(state, optimizer, *fit, **more)
 
@@ -199,8 +199,9 @@ class StochasticMILE(SGMCMC):
         tuning = max(g["descent_steps"] + g["adapt_steps"] for g in fit.optimizer.param_groups)
         if tuning >= fit.steps and not fit.trial:
             run.warn(
-                f"SMILE keeps nothing in its first {tuning} steps, which descend and adapt; this "
-                f"fit has {fit.steps:.0f}: take fewer `descent_steps` and `adapt_steps`."
+                f"SMILE collects no networks in its first {tuning} steps, which descend "
+                f"and adapt, and this fit has {fit.steps:.0f}: set fewer `descent_steps` "
+                "and `adapt_steps`."
             )
 
     def after_fit(self, state: Chains, run: Run) -> None:
@@ -211,14 +212,14 @@ class StochasticMILE(SGMCMC):
 
 
 def _check_moves(sampler: Langevin) -> None:
-    """Refuse samplers that remember where weights were, and targets that moves do not know."""
+    """Refuse samplers that remember earlier weights, and unknown priors."""
     if not isinstance(sampler, samplers.SGLD | samplers.SGHMC):
         name = type(sampler).__name__
-        raise ValueError(f"`orbit_moves` are for SGLD and SGHMC, not for {name}: leave them out.")
+        raise ValueError(f"`orbit_moves` requires SGLD or SGHMC, not {name}: omit it.")
     if len(sampler.param_groups) > 1:
-        raise ValueError("`orbit_moves` need all parameters in one group of the sampler.")
+        raise ValueError("`orbit_moves` requires a sampler with a single parameter group.")
     if not (sampler.param_groups[0]["prior_precision"] or sampler.param_groups[0]["weight_decay"]):
-        raise ValueError("`orbit_moves` draw from a prior: give `prior_std`.")
+        raise ValueError("`orbit_moves` draws from a prior: set `prior_std`.")
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:

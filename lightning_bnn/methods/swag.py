@@ -44,23 +44,23 @@ class Moments(Networks):
         self.notes["start"] = self.given_start = method.start
 
     def recall(self, notes: dict[str, Any]) -> None:
-        """The start stays, also of a run that is resumed to be longer."""
+        """Restore the state, with the same start even if the resumed run is longer."""
         if self.given_start is None:
             super().recall(notes)
 
     @property
     def start(self) -> int | None:
-        """Epoch after which weights are collected."""
+        """Return the epoch after which weights are collected."""
         return self.notes["start"]
 
     @property
     def lacks(self) -> str:  # type: ignore[override]  # it changes
-        """A Gaussian takes weights that were collected twice."""
+        """Name the second collection of weights, without which there is no Gaussian."""
         return "" if int(self.collected) >= 2 else "second collection of weights"
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Add the weights as they are to the moments."""
+        """Add the current weights to the moments."""
         stack = self.stack()
         self.collected += 1
         values = [stack[n] for n in self.weights]
@@ -73,14 +73,14 @@ class Moments(Networks):
         self.last.append({n: stack[n] for n in self.weights})
 
     def forget(self) -> None:
-        """Let go of the moments, as another run begins."""
+        """Discard the moments before another run."""
         self.collected.zero_()
         for moment in (self.mean, self.squares):
             torch._foreach_zero_(list(moment.tensors().values()))
         self.last.forget()
 
     def modes(self) -> list[LowRankGaussian]:
-        """The Gaussian of each healthy member."""
+        """Return the Gaussian of each healthy member."""
         means = P.unstack({**self.stack(), **self.mean.tensors()})
         times = int(self.collected)
         stds = P.unstack({n: (t / times).sqrt() for n, t in self.squares.tensors().items()})
@@ -99,25 +99,25 @@ class Moments(Networks):
 
 @dataclass(eq=False)
 class SWAG(PenalisedTraining):
-    r"""Mean, variances and last deviations of the weights along a run.
+    r"""A Gaussian with the mean, variances and last deviations of the weights during a run.
 
     .. math:: \omega = \bar\omega + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
         + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
-    One :math:`z_2` moves all tensors; K is the number of deviations that are there; they are from
-    the final mean. With members, a mixture of as many runs. While it trains, validation judges the
-    members as they are; afterwards networks are drawn, and get BatchNorm statistics of their own
-    from one pass over the training data.
+    One :math:`z_2` moves all tensors. K is the number of stored deviations, which are taken from
+    the final mean. With several members, the posterior is a mixture of as many runs. During
+    training, validation evaluates the members themselves. Afterwards networks are drawn, and get
+    BatchNorm statistics from one pass over the training data.
 
     Args:
-        start: epoch after which weights are collected, and the rate rises; by default half of the
+        start: epoch after which weights are collected and the rate rises; by default half of the
             run.
-        every_n_epochs: how often they are collected.
-        swa_lr: the high rate; by default the schedule of the rate goes on, which should then end at
+        every_n_epochs: number of epochs between two collections.
+        swa_lr: the high learning rate; by default the user's schedule continues, and should end at
             a rate at which the weights still move.
-        ramp: epochs until the high rate is reached.
-        rank: how many deviations are kept.
-        scale: multiplies the covariance; 1 is the paper's, 2 s what its code calls s.
+        ramp: number of epochs until the high rate is reached.
+        rank: number of deviations to store.
+        scale: factor of the covariance. 1 is the paper's, and 2 s is what its code calls s.
 
     References:
         | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
@@ -146,7 +146,7 @@ class SWAG(PenalisedTraining):
 
     refreshes_statistics = True
     keeps_networks = True
-    unfitted = "its members are judged as they are, without Gaussians"
+    unfitted = "its members are evaluated themselves, without Gaussians"
 
     def __post_init__(self) -> None:
         check_count("start", self.start, 0, optional=True)
@@ -173,7 +173,7 @@ class SWAG(PenalisedTraining):
         super().configure_optimizer(state, optimizer, run)
         if self.start is None and not (resumed and state.start is not None):
             if math.isinf(epochs):
-                raise ValueError("`start` must be given, as the run has no last epoch.")
+                raise ValueError("`start` must be set, since the run has no last epoch.")
             state.notes["start"] = int(epochs) // 2
         if self.swa_lr is None:
             return scheduler
@@ -181,14 +181,15 @@ class SWAG(PenalisedTraining):
         return HighRate(optimizer, self.swa_lr, state.start, self.ramp, scheduler)
 
     def schedule(self, state: Moments) -> Schedule:
-        """At the ends of which epochs weights are collected."""
+        """Return the epochs after which weights are collected."""
         return Schedule(every_n_epochs=self.every_n_epochs, start=(state.start or 0) + 1)
 
     def before_fit(self, state: Moments, fit: Fit, run: Run) -> None:
         if self.schedule(state).count(fit.steps, fit.epochs) < 2:
             run.warn(
-                "SWAG will collect weights fewer than twice: take an earlier `start`, or collect "
-                "more often. The members are then judged as they are at the end."
+                "SWAG will collect weights fewer than twice: set an earlier `start`, or "
+                "collect more often. The members are then evaluated as they are at the "
+                "end."
             )
         if fit.anew:
             state.forget()
@@ -207,14 +208,14 @@ class SWAG(PenalisedTraining):
 
 
 class HighRate(LRScheduler):
-    """Follows another schedule up to some epoch, then goes to a high rate in a straight line.
+    """A schedule that follows another one up to some epoch, then ramps linearly to a high rate.
 
     Args:
-        optimizer: whose rates are set.
+        optimizer: its rates are set.
         rate: the high one.
         start: epoch at which the ramp starts.
         ramp: length of the ramp, in epochs.
-        before: schedule of the epochs before; by default the rate is constant.
+        before: schedule of the earlier epochs; by default the rate is constant.
     """
 
     def __init__(
@@ -228,15 +229,15 @@ class HighRate(LRScheduler):
         of_steps = before is not None and interval_of(before) == "step"
         if of_steps or isinstance(before, ReduceLROnPlateau):
             raise ValueError(
-                f"`lr_scheduler` {type(before).__name__} cannot go before the high rate of "
-                "`swa_lr`: take one that counts epochs."
+                f"`lr_scheduler` {type(before).__name__} cannot precede the high rate of "
+                "`swa_lr`: use one that counts epochs."
             )
         self.rate, self.begin, self.ramp, self.before = rate, start, ramp, before
         self.reached = [group["lr"] for group in optimizer.param_groups]
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Any]:
-        """The rate of every parameter group in this epoch."""
+        """Return the rate of every parameter group in this epoch."""
         beyond = self.last_epoch - self.begin
         if beyond > 0:
             progress = min(1.0, beyond / max(1, self.ramp))
@@ -247,12 +248,12 @@ class HighRate(LRScheduler):
         return list(self.reached)
 
     def state_dict(self) -> dict[str, Any]:
-        """With the state of the schedule before."""
+        """Return the state, with that of the earlier schedule."""
         saved = {k: v for k, v in super().state_dict().items() if k != "before"}
         return {**saved, "before": None if self.before is None else self.before.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """With the state of the schedule before."""
+        """Restore the state, with that of the earlier schedule."""
         state = dict(state_dict)
         before = state.pop("before")
         super().load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Variational inference with a Gaussian that is averaged over all permutations of the units."""
+"""Variational inference with a Gaussian averaged over all permutations of the units."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class UnitsOfNetwork:
     """The units of a network that can be permuted.
 
     Attributes:
-        symmetries: without units that weights which are not trained tell apart.
-        sets: layers whose units are permuted independently of each other; a step takes one set.
+        symmetries: without units that fixed weights distinguish.
+        sets: layers whose units are permuted independently of each other; each step uses one set.
     """
 
     symmetries: Symmetries
@@ -51,15 +51,15 @@ class UnitsOfNetwork:
 
     @property
     def layers(self) -> list[UnitLayer]:
-        """The layers of all sets."""
+        """Return the layers of all sets."""
         return [layer for layers in self.sets for layer in layers]
 
 
 class SymmetrizedGaussians(Gaussians):
-    """Gaussians whose units are known once an example of the inputs was seen.
+    """Gaussians whose units are known once there is an example of the inputs.
 
     Attributes:
-        held: the last estimate of the information and its gradient, if later steps use it again.
+        held: the last estimate of the information and its gradient, if later steps reuse it.
     """
 
     units: UnitsOfNetwork | None = None
@@ -75,16 +75,16 @@ class SymmetrizedVI(MFVI):
 
     .. math:: L^G = L_{MFVI} - \frac{T}{N} I(g; \omega), \quad I = H(q^G) - H(q)
 
-    Predictions are those of the Gaussian. What changes is the objective: it no longer pays to sit
-    between modes that are permutations of each other.
+    Predictions are those of the Gaussian. Only the objective changes: a Gaussian between two modes
+    that are permutations of each other no longer has an advantage.
 
     Args:
-        estimator: of the information: ``"bethe"``, the tightest approximation, an upper bound that
-            is at most ``n/2 log 2`` too large (up to five units that can meet are summed exactly);
-            ``"capacity"``, a lower bound, so that the objective
-            stays a bound of the evidence; ``"uniform"``, the paper's, at most ``log(draws)``.
-        draws: permutations of ``"uniform"``, the identity included.
-        every: steps from one gradient of the information to the next; in between it is used again.
+        estimator: of the information. ``"bethe"`` is the tightest approximation, an upper bound
+            that is at most ``n/2 log 2`` too large (up to five units that can meet are summed
+            exactly). ``"capacity"`` is a lower bound, so that the objective remains a bound of the
+            evidence. ``"uniform"`` is the paper's, at most ``log(draws)``.
+        draws: number of permutations of ``"uniform"``, the identity included.
+        every: number of steps between two gradients of the information, which is reused in between.
 
     References:
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
@@ -119,7 +119,7 @@ class SymmetrizedVI(MFVI):
         self._find_units(state, fit.example(), run)
 
     def _find_units(self, state: SymmetrizedGaussians, example: Sequence[Any], run: Run) -> None:
-        """Find what can be permuted, if there is an example and it was not found before."""
+        """Find the permutable units, if there is an example and they are not known yet."""
         if state.units is None and example:
             state.units = self._units(state, discover(run.network, *example), run)
 
@@ -131,8 +131,7 @@ class SymmetrizedVI(MFVI):
         layers = unit_layers(sym, state.spec.names)
         if not layers and self.estimator != "uniform":
             raise ValueError(
-                f"No layer of {name} has units that can be told one by one: take "
-                "`estimator='uniform'`."
+                f"No layer of {name} has units that can be told apart: set `estimator='uniform'`."
             )
         units = UnitsOfNetwork(sym, independent_sets(layers))
         run.inform(
@@ -144,12 +143,12 @@ class SymmetrizedVI(MFVI):
         return units
 
     def units(self, state: SymmetrizedGaussians, run: Run) -> UnitsOfNetwork:
-        """Find the units that can be permuted, an error if no example of the inputs is known."""
+        """Return the permutable units, and raise an error without an example of the inputs."""
         if state.units is None:
             self._find_units(state, run.example(), run)
         if state.units is None:
             raise ValueError(
-                "The symmetries are found with an example of the input: set "
+                "An example of the inputs is needed to find the symmetries: set "
                 "`module.example_input_array`, or train a step."
             )
         return state.units
@@ -173,7 +172,7 @@ class SymmetrizedVI(MFVI):
     def _of_the_step(
         self, state: SymmetrizedGaussians, drawn: Draw, number: int, run: Run
     ) -> Tensor:
-        """The information, anew or as it was held."""
+        """Return the information, computed or reused."""
         if self.every == 1 or not torch.is_grad_enabled():
             return self.information(state, drawn, run, number)
         leaves = state.mean, state.log_std
@@ -191,7 +190,7 @@ class SymmetrizedVI(MFVI):
     def information(
         self, state: SymmetrizedGaussians, drawn: Draw, run: Run, turn: int = 0
     ) -> Tensor:
-        """Estimate of the information, ``(members,)``. The sets of layers take turns."""
+        """Estimate the information, ``(members,)``. The sets of layers take turns."""
         units, sampled = self.units(state, run), _sampled(state, drawn)
         if self.estimator == "uniform":
             nats = draw_information(units.symmetries, sampled, self.draws)
@@ -211,7 +210,7 @@ class SymmetrizedVI(MFVI):
     def bracket(
         self, state: SymmetrizedGaussians, run: Run, samples: int = _BRACKET_SAMPLES
     ) -> dict[str, Tensor]:
-        """Lower and upper bound of the information, and interpolation, means over members."""
+        """Return bounds of the information and the interpolation, as means over members."""
         units = self.units(state, run)
         drawn = draw(state.mean, state.log_std, state.spec, self.prior_std, samples)
         if not units.sets:
@@ -237,7 +236,7 @@ class SymmetrizedVI(MFVI):
 
 
 def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
-    """Every drawn network with the Gaussian it is from."""
+    """Pair every drawn network with its Gaussian."""
     samples = len(drawn.noise)
     mean, log_std = (
         P.unravel(t.repeat(samples, 1) if samples > 1 else t, state.spec)
@@ -249,7 +248,7 @@ def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
 
 
 def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
-    """Without units that have weights which are not trained: those tell the units apart."""
+    """Remove units that fixed weights tell apart."""
     fixed = {name for name, p in network.named_parameters() if not p.requires_grad}
     groups = [
         replace(group, inner=())
@@ -261,14 +260,14 @@ def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
 
 
 def _best(logs: Tensor) -> Tensor:
-    """The Bethe permanent. For a few units the exact one."""
+    """Return the Bethe permanent, or the exact one for few units."""
     if logs.shape[-1] <= _EXACT_UP_TO:
         return log_permanent(logs)
     return log_bethe(logs, iterations=32, tolerance=1e-5)
 
 
 def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str, ...]) -> None:
-    """Refuse a prior that prefers some order of the units."""
+    """Require a prior that is invariant to the order of the units."""
     network = {name: t[:1] for name, t in networks.items()}
     generator = keyed_generator("prior")
     noisy = {
@@ -279,7 +278,7 @@ def _check_prior(prior: Any, sym: Symmetries, networks: Params, names: tuple[str
     before, after = (prior.log_prob(p, names, stacked=True) for p in (noisy, moved))
     if not torch.allclose(before, after, rtol=1e-4):
         raise ValueError(
-            f"`prior` {type(prior).__name__} changes when units are permuted (log-density "
-            f"{float(before):.6g} and {float(after):.6g}); the symmetrized posterior needs one "
-            "that does not, such as an isotropic Gaussian."
+            f"`prior` {type(prior).__name__} is not invariant to permutations of units "
+            f"(log-density {float(before):.6g} and {float(after):.6g}), as the symmetrized "
+            "posterior requires: use an isotropic Gaussian, for example."
         )

@@ -135,7 +135,7 @@ def test_the_bound_leaves_out_the_orbit_and_says_where_steps_are_too_large():
     assert estimate_of(net, sym).bound == (21 - 12) / 2
     linear = nn.Linear(3, 1)
     nn.init.zeros_(linear.weight), nn.init.zeros_(linear.bias)
-    with pytest.warns(UserWarning, match="is more than it can be where the loss is smooth"):
+    with pytest.warns(UserWarning, match="exceeds its bound for a smooth loss"):
         learning_coefficient(linear, squares, (X, Y), lr=1.2, localization=1.0, steps=200)
 
 
@@ -238,7 +238,7 @@ def test_losses_may_look_at_values():
         ({"lr": 0.0}, "`lr` must be positive"),
         ({"localization": -1.0}, "`localization` must not be negative"),
         ({"batch_size": 0}, "`batch_size` must be at least 1"),
-        ({"lr": 1e6, "steps": 16}, r"chains \[0, 1, 2, 3\] of 4 have diverged: take"),
+        ({"lr": 1e6, "steps": 16}, r"chains \[0, 1, 2, 3\] of 4 have diverged: set"),
         ({"data": (X[:1], Y[:1])}, "`data` has 1 example"),
         ({"data": (X, Y * math.nan)}, "the loss of `network` is nan"),
         ({"network": nn.Flatten()}, "no weights that require gradients"),

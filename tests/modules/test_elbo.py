@@ -229,12 +229,12 @@ def symmetries(net, example, **options):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MFVI(network(), prior=Biased()), "`prior` of your own has no closed form"),
+        (lambda: MFVI(network(), prior=Biased()), "a custom `prior` has no closed form"),
         (lambda: MFVI(network()).member(1), "`index` must be between 0 and 0"),
         (lambda: SymmetrizedVI(network()).posterior(), "example of the input"),
         (
             lambda: symmetries(network(), torch.randn(2, 6), prior=Biased(), kl="sampled"),
-            "`prior` Biased changes when units are permuted",
+            "`prior` Biased is not invariant to permutations of units",
         ),
         (
             lambda: symmetries(nn.Linear(3, 2), torch.randn(2, 3)),

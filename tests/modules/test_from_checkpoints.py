@@ -134,7 +134,9 @@ def test_checkpoints_of_our_own_modules_hold_all_members(trained, tmp_path):
 
 def test_there_is_nothing_to_train(trained):
     module = FromCheckpoints(network(batch_norm=True), str(trained[0] / "files"))
-    with pytest.raises(ValueError, match="has nothing to train: validate, test or predict"):
+    with pytest.raises(
+        ValueError, match="has nothing to train: call `validate`, `test` or `predict`"
+    ):
         trainer().fit(module, Blobs())
 
 

@@ -55,13 +55,13 @@ REFUSED = [
     (HMC, {"likelihood": LEARNED}, "parameters of its own"),
     (HMC, {"optimizer": samplers.SGHMC}, NOT_HMC),
     (HMC, {"optimizer": samplers.MCLMC}, "MCLMC is not lightning_bnn.samplers.HMC"),
-    (HMC, {"lr_scheduler": lambda o: o}, "`lr_scheduler` means nothing to HMC"),
+    (HMC, {"lr_scheduler": lambda o: o}, "`lr_scheduler` has no effect on HMC"),
     (HMC, {"max_loss": 1.0}, "unexpected keyword argument 'max_loss'"),
     (MILE, {"network": network(0.2)}, "`network` has dropout"),
     (MILE, {"optimizer": samplers.HMC}, "`optimizer` HMC is not lightning_bnn.samplers.MCLMC"),
     (SGHMC, {"every_n_steps": 2, "every_n_epochs": 1}, "Give exactly one of"),
     (SGHMC, {"likelihood": LEARNED}, "`likelihood` has parameters of its own"),
-    (SGHMC, {"optimizer": torch.optim.Adam}, "`optimizer` Adam is no sampler"),
+    (SGHMC, {"optimizer": torch.optim.Adam}, "`optimizer` Adam is not a sampler"),
     (SGHMC, {"optimizer": decaying}, "Both `prior_std` of the module and `weight_decay`"),
     (DeepEnsemble, {"prior_std": 1.0, "optimizer": precise}, "`prior_std` .* `prior_precision`"),
     (Laplace, {"prior_precision": 0.0}, "`prior_precision` must be positive"),
@@ -71,7 +71,7 @@ REFUSED = [
     (DeepEnsemble, {"members": (2, 2)}, "`members` must be a number, or the first of"),
     (DeepEnsemble, {"members": (1, 2, 3)}, "`members` must be a number, or the first of"),
     *(
-        (SWAG, {"swa_lr": 0.1, "lr_scheduler": schedule}, "cannot go before the high rate")
+        (SWAG, {"swa_lr": 0.1, "lr_scheduler": schedule}, "cannot precede the high rate")
         for schedule in (ReduceLROnPlateau, one_cycle)
     ),
     (DeepEnsemble, {"network": nn.Sequential(nn.LazyLinear(3))}, "lazy parameters"),
@@ -80,7 +80,7 @@ REFUSED = [
     (MFVI, {"network": "net"}, "`network` must be a torch.nn.Module"),
     (MFVI, {"network": nn.ReLU()}, "no weights"),
     *(
-        (kind, {"optimizer": samplers.SGHMC}, f"SGHMC samples, and {kind.__name__} opti")
+        (kind, {"optimizer": samplers.SGHMC}, f"SGHMC samples, but {kind.__name__} opti")
         for kind in (MFVI, SWAG, Laplace, MCDropout)
     ),
 ]
@@ -190,7 +190,7 @@ WHOLE = [
 REFUSED_FITS = [
     *((made("mfvi"), loader, {}, "`num_data` cannot be read") for loader in UNREADABLE),
     *(
-        (MODULES[name](Two(6, 3)), None, {}, "one tensor, Two returns a tuple: wrap it in a module")
+        (MODULES[name](Two(6, 3)), None, {}, "one tensor, but Two returns a tuple: wrap it")
         for name in ("ensemble", "mfvi")
     ),
     *(
@@ -216,7 +216,7 @@ REFUSED_FITS = [
         (kind(broken()), None, {}, f"{kind.__name__} starts from weights that are not")
         for kind in (MFVI, HMC, Laplace)
     ),
-    (MFVI(broken()), None, {"num_sanity_val_steps": 1}, "or the network that it began with, hold"),
+    (MFVI(broken()), None, {"num_sanity_val_steps": 1}, "or the initial network contain"),
     (HMC(network()), None, {"precision": "bf16-true"}, "HMC needs exact energies"),
     (SWAG(network(), optimizer=adam), None, {"max_epochs": -1, "max_steps": 5}, "`start` must be"),
     (laplace(likelihood=nn.Identity()), None, {}, "`likelihood` must have a `curvature_root`"),
@@ -305,10 +305,10 @@ SAID = [
     (sghmc(rule=samplers.PreconditionedSGLD, lr=1e38), None, LONG, "not finite", "or the data"),
     (hmc(1e3, nn.Linear(6, 3)), None, {}, "have hardly moved", "step_size"),
     (stuck(), FULL, {}, "ever be accepted", "chains [1] of 2 "),
-    (hmc(), DROPS, {}, "gives 16 of 20 examples", ""),
-    (mile(4), FULL, {"max_epochs": 5}, "MILE will keep nothing: its sampler", "for 5 steps"),
+    (hmc(), DROPS, {}, "yields 16 of 20 examples", ""),
+    (mile(4), FULL, {"max_epochs": 5}, "MILE will collect no networks: its sampler", "for 5 steps"),
     (mile(0, 0, 0, 1e-12), FULL, {}, "more than 10 times", "chains [0, 1] of 2"),
-    (sghmc(burn_in=50), None, {}, "SGHMC will keep nothing: `burn_in`", ""),
+    (sghmc(burn_in=50), None, {}, "SGHMC will collect no networks: `burn_in`", ""),
     (sghmc(), None, {"gradient_clip_val": 1.0}, "Gradient clipping changes the target", ""),
     (sghmc(prior_std=None), None, {}, "There is no prior", ""),
     (sghmc(network(0.2)), None, {}, "Dropout changes the target", ""),
@@ -339,7 +339,7 @@ SILENT = [
         for last in (nn.LogSoftmax(-1), nn.Sigmoid())
     ),
     (hmc(0.01, nn.Linear(6, 3)), None, {}, "have hardly moved"),
-    (mile(4), FULL, {"max_epochs": 6}, "will keep nothing"),
+    (mile(4), FULL, {"max_epochs": 6}, "will collect no networks"),
 ]
 
 

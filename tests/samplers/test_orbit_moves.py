@@ -259,17 +259,21 @@ def test_what_moves_refuse():
         methods.SGMCMC(orbit_moves=0)
     weights, run = [nn.Parameter(torch.zeros(2, 3))], methods.Run(mlp(2, [2], 1))
     for method, sampler, message in (
-        (methods.SGMCMC(orbit_moves=1), samplers.PreconditionedSGLD(weights), "for SGLD and SGHMC"),
+        (
+            methods.SGMCMC(orbit_moves=1),
+            samplers.PreconditionedSGLD(weights),
+            "requires SGLD or SGHMC",
+        ),
         (
             methods.StochasticMILE(orbit_moves=1),
             samplers.SMILE(weights),
-            "not for SMILE: leave them out",
+            "not SMILE: omit it",
         ),
-        (methods.SGMCMC(None, orbit_moves=1), samplers.SGLD(weights), "a prior: give `prior_std`"),
+        (methods.SGMCMC(None, orbit_moves=1), samplers.SGLD(weights), "a prior: set `prior_std`"),
         (
             methods.SGMCMC(orbit_moves=1),
             samplers.SGLD([{"params": weights}, {"params": [nn.Parameter(torch.zeros(2))]}]),
-            "in one group of the sampler",
+            "a sampler with a single parameter group",
         ),
     ):
         with pytest.raises(ValueError, match=message):
