@@ -19,5 +19,6 @@ if TYPE_CHECKING:
     from lightning_bnn.methods.sgmcmc import *
     from lightning_bnn.methods.swag import *
     from lightning_bnn.methods.symmetrized_vi import *
+    from lightning_bnn.methods.tfb import *
 
 lazy_package(__name__)

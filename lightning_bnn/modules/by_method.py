@@ -28,6 +28,7 @@ __all__ = [
     "SMILE",
     "SWAG",
     "SymmetrizedVI",
+    "TFB",
     "lightning_class",
 ]
 
@@ -192,6 +193,7 @@ if TYPE_CHECKING:  # a checker knows no class that a function makes: each is the
     SMILE = OfMethod
     SWAG = OfMethod
     SymmetrizedVI = OfMethod
+    TFB = OfMethod
 else:
     _made = partial(lightning_class, module=__name__)
     DeepEnsemble = _made(methods.DeepEnsemble, members=5)
@@ -206,3 +208,4 @@ else:
     SMILE = _made(methods.StochasticMILE, members=4, optimizer=samplers.SMILE)
     SWAG = _made(methods.SWAG)
     SymmetrizedVI = _made(methods.SymmetrizedVI)
+    TFB = _made(methods.TFB)

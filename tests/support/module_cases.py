@@ -20,6 +20,7 @@ from lightning_bnn.modules import (
     SGHMC,
     SMILE,
     SWAG,
+    TFB,
     DeepEnsemble,
     Laplace,
     MCDropout,
@@ -132,6 +133,7 @@ MODULES = {
         Laplace, structure="full", prior_std=1.0, prediction="network", temperature=0.1, **LEARNED
     ),
     "multi-laplace": kind(Laplace, members=2, layers="last", prior_std=1.0, **LEARNED),
+    "tfb": kind(TFB, prior_std=1.0, draws=4, **LEARNED),
     "hmc": kind(
         HMC, _without_dropout, members=2, every_n_steps=2, burn_in=4,
         optimizer=partial(samplers.HMC, step_size=0.03, leapfrog_steps=3, adapt_steps=3),
