@@ -464,7 +464,7 @@ def of_posterior(**changes):
     return edited(lambda c: c["posterior"].update(changes))
 
 
-NO_POSTERIOR = "is damaged, it makes no posterior"
+NO_POSTERIOR = "is damaged and does not define a posterior"
 DAMAGES = {
     "a bit": (flip_a_bit, f"{TENSORS} is missing or not as it was written: get it again"),
     "no file": (lambda f: (f / TENSORS).unlink(), f"{TENSORS} is missing or not as it was"),
@@ -479,19 +479,19 @@ DAMAGES = {
     ),
     "weights": (
         with_values(Mixture([gaussian(), gaussian(1)]), "weights", [10.0, 20.0]),
-        "makes no posterior: the weights of a mixture do not sum to 1.",
+        "does not define a posterior: the weights of a mixture do not sum to 1.",
     ),
     "log_std": (with_values(gaussian(), "log_std", -torch.inf), "deviations are not positive and"),
     "std": (
         with_values(LowRankGaussian.fit(P.populate(template(), 9)), "std", -1.0),
-        "makes no posterior: `std` must be finite and not negative.",
+        "does not define a posterior: `std` must be finite and not negative.",
     ),
     "root": (with_values(dense(), "root", torch.inf), "deviations are not positive and finite"),
     "a file above": (moved(lambda p: f"../{p.name}"), "names files that are not its own"),
     "an absolute path": (moved(str), "names files that are not its own"),
     "another format": (edited(lambda c: c.update(format=2)), "has format 2, this"),
     "another kind": (edited(lambda c: c.update(kind="x")), "holds 'x', which this"),
-    "a class": (of_posterior(**{"class": "os.system"}), "'os.system' is no kind of posterior"),
+    "a class": (of_posterior(**{"class": "os.system"}), "'os.system' is not a class of"),
     "no settings": (edited(lambda c: c.update(posterior=None)), NO_POSTERIOR),
     "shapes": (of_posterior(shapes={"w": [10**12]}), NO_POSTERIOR),
     "a long number": (of_posterior(shapes={"w": [10**400]}), NO_POSTERIOR),
@@ -564,7 +564,7 @@ REFUSED = {
     "below is not a folder, nor can": lambda p: write_folder(gaussian(), p / "file" / "below"),
     "`repo_id` must be .* got '/no": lambda p: from_hub("/no/such/folder"),
     "`repo_id` must be .* got 'a/b/c/d": lambda p: from_hub("a/b/c/d"),
-    "holds no posterior, but 'bank'": lambda p: Posterior.load(p / "it", template()),
+    "does not hold a posterior, but 'bank'": lambda p: Posterior.load(p / "it", template()),
 }
 
 

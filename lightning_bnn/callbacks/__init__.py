@@ -1,4 +1,4 @@
-"""Callbacks for any Trainer run: see what symmetries do, keep the weights, draw the posterior.
+"""Callbacks for any Trainer run: watch symmetries, collect weights, draw the posterior.
 
 >>> from lightning.pytorch import Trainer
 >>> from lightning_bnn.callbacks import MassGap, PermutationTau

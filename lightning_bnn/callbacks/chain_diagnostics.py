@@ -1,4 +1,4 @@
-"""Do parallel chains agree: as functions, and as weights with and without their symmetries?"""
+"""Agreement of parallel chains: as functions, and as weights with and without symmetries."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["ChainDiagnostics"]
 class ChainDiagnostics(Onlooker):
     r"""Logs :math:`\hat R` and effective sample sizes of chains (`SGHMC`, `SMILE`, `HMC`, `MILE`).
 
-    Of the predictions for some inputs (``function``), of some weights (``weights``) and of the same
-    weights in canonical form (``canonical``): ``posterior/rhat_max/<space>``,
-    ``posterior/rhat_median/<space>``, ``posterior/ess_min/<space>`` (of the mean),
-    ``posterior/ess_tail_min/<space>`` (of 5 and 95 % quantiles), and the figures
+    These are computed for predictions on some inputs (``function``), for some weights (``weights``)
+    and for the same weights in canonical form (``canonical``), and logged as
+    ``posterior/rhat_max/<space>``, ``posterior/rhat_median/<space>``, ``posterior/ess_min/<space>``
+    (of the mean) and ``posterior/ess_tail_min/<space>`` (of 5 and 95 % quantiles), with the figures
     ``posterior/chains/<space>`` and ``posterior/chains/rhat``. Chains in different copies of one
-    mode agree as functions and differ as weights; the canonical form tells whether symmetries are
+    mode agree as functions and differ as weights. The canonical form shows whether symmetries are
     the reason.
 
     Args:
-        every_n_epochs: look after so many epochs.
-        inputs: examples of the first batch whose predictions are compared.
-        weights: how many weights are followed.
+        every_n_epochs: number of epochs between two diagnostics.
+        inputs: number of examples of the first batch whose predictions are compared.
+        weights: number of weights to follow.
 
     >>> from lightning import Trainer
     >>> from lightning_bnn.datamodules import NoisySine
@@ -117,7 +117,7 @@ class ChainDiagnostics(Onlooker):
     # -------------------------------------------------------- what is followed
     @torch.no_grad()
     def _collect(self, pl_module: Any) -> None:
-        """Follow the chains on: evaluate the networks they have reached since the last time."""
+        """Evaluate the networks that the chains have reached since the last time."""
         times = next(iter(self.values.values())).shape[1] if self.values else 0
         chains = _state_of(pl_module).chains(times)
         if not chains:
@@ -146,7 +146,7 @@ class ChainDiagnostics(Onlooker):
         return outputs.softmax(-1) if is_categorical else outputs
 
     def _weights(self, pl_module: Any, networks: Params) -> dict[str, Tensor]:
-        """Some weights as they are, and in canonical form if the symmetries can be found."""
+        """Return some weights, raw and in canonical form if the symmetries can be found."""
         from lightning_bnn.metrics.convergence import some_of
 
         spaces = {"weights": networks}
@@ -159,7 +159,7 @@ class ChainDiagnostics(Onlooker):
         return {space: some_of(weights, self.weights) for space, weights in rows.items()}
 
     def _canonical(self, networks: Params, sym: Symmetries) -> Params:
-        """Bring networks to canonical form, except those that have diverged."""
+        """Bring networks to canonical form, except diverged ones."""
         finite = torch.stack([networks[n].flatten(1).isfinite().all(1) for n in sym.weights]).all(0)
         if not bool(finite.any()):
             return networks
@@ -179,11 +179,11 @@ class ChainDiagnostics(Onlooker):
 
 
 def _state_of(module: Any) -> Any:
-    """What has the chains: the state of a module of this package, or a module itself."""
+    """Find the object with the chains: the state of a module of this package, or a module."""
     return getattr(module, "state", module)
 
 
 def _healthy(values: Tensor) -> Tensor:
-    """Select the chains that have not diverged, or return zeros if there are none."""
+    """Select the finite chains, or return zeros if there are none."""
     finite = values.isfinite().flatten(1).all(1)
     return values[finite] if bool(finite.any()) else torch.zeros_like(values)

@@ -1,4 +1,4 @@
-"""Train any module by IVON: batches at drawn weights, everything else at the means."""
+"""Training of any module by IVON: batches at drawn weights, everything else at the means."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["DrawnWeights"]
 
 
 class DrawnWeights(Callback):
-    """Evaluate training batches at the weights that IVON draws.
+    """Evaluates training batches at the weights that IVON draws.
 
     Validation, checkpoints and other callbacks see the means. With accumulated gradients one draw
-    serves all batches of a step, and clipping leaves the posterior as it is. The module is yours,
-    and its ``configure_optimizers`` returns a `lightning_bnn.samplers.IVON` with ``num_data`` and
-    ``prior_precision`` or ``weight_decay``.
+    serves all batches of a step, and clipping does not change the posterior. Use your own module,
+    with a ``configure_optimizers`` that returns a `lightning_bnn.samplers.IVON` with ``num_data``
+    and ``prior_precision`` or ``weight_decay``.
 
     References:
         | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
@@ -47,16 +47,16 @@ class DrawnWeights(Callback):
         self.optimizers: list[Any] = []
 
     def posterior(self, network: nn.Module) -> Any:
-        """The posterior of a network that was trained, a `DiagonalGaussian`.
+        """Return the posterior of a trained network, a `DiagonalGaussian`.
 
         Args:
-            network: the module, or a part of it that IVON trains.
+            network: the module, or a part of it trained by IVON.
         """
         from lightning_bnn.posteriors import DiagonalGaussian
 
         std = {n: s for o in self.optimizers for n, s in o.deviations(network).items()}
         if not std:
-            raise ValueError("`network` has no weights that IVON has trained: call `fit` first.")
+            raise ValueError("`network` has no weights trained by IVON: call `fit` first.")
         return DiagonalGaussian(P.of(network), std, [*std])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -66,7 +66,7 @@ class DrawnWeights(Callback):
         if not self.optimizers:
             names = ", ".join(type(o).__name__ for o in trainer.optimizers) or "none"
             raise ValueError(
-                "DrawnWeights is for the optimizer lightning_bnn.samplers.IVON, and "
+                "DrawnWeights requires the optimizer lightning_bnn.samplers.IVON, but "
                 f"`configure_optimizers` has returned {names}."
             )
 
@@ -76,7 +76,7 @@ class DrawnWeights(Callback):
                 optimizer.perturb()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Show the optimizer gradients as they are before they are clipped."""
+        """Pass the gradients to the optimizer before they are clipped."""
         own = is_overridden("configure_gradient_clipping", pl_module)
         optimizer = getattr(optimizer, "optimizer", optimizer)
         clips = (trainer.gradient_clip_val or own) and optimizer in self.optimizers
@@ -88,5 +88,5 @@ class DrawnWeights(Callback):
             optimizer.restore()
 
     def on_exception(self, *args: Any) -> None:
-        """Leave the means where a run breaks off."""
+        """Restore the means after an error."""
         self.on_train_batch_end()

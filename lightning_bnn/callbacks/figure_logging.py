@@ -1,4 +1,4 @@
-"""Gives figures to the loggers that take them (TensorBoard, W&B, MLflow, Comet), else to files."""
+"""Figures in the loggers that accept them (TensorBoard, W&B, MLflow, Comet), else in files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Taker = Callable[[str, Any, int], None]
 
 
 def log_folder(trainer: Any) -> Path:
-    """Return the folder for files of a run, which all processes must ask for together."""
+    """Return the folder for files of a run. All processes must call this together."""
     return Path(trainer.log_dir or trainer.default_root_dir)
 
 
@@ -26,14 +26,14 @@ def log_panels(
     draw: Callable[[dict[str, T]], Any],
     step: int,
 ) -> None:
-    """Give panels to every logger one by one, or write all of them to a file.
+    """Send panels to every logger one by one, or write all of them to a file.
 
     Args:
         trainer: of the run.
-        folder: of its files.
-        tag: of the figure, which loggers see with the name of the panel behind it.
+        folder: for its files.
+        tag: of the figure, to which loggers append the name of the panel.
         panels: by name.
-        draw: makes a figure of some of them.
+        draw: makes a figure of some panels.
         step: of training.
     """
     takers = [taker for taker in map(_taker, trainer.loggers) if taker is not None]
@@ -47,7 +47,7 @@ def log_panels(
 
 
 def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
-    """Tell TensorBoard which scalars belong together in one chart."""
+    """Tell TensorBoard which scalars share a chart."""
     for logger in trainer.loggers:
         experiment: Any = getattr(logger, "experiment", None)
         if hasattr(experiment, "add_custom_scalars"):
@@ -55,7 +55,7 @@ def log_layout(trainer: Any, layout: dict[str, Any]) -> None:
 
 
 def _taker(logger: Any) -> Taker | None:
-    """Return a function by which a logger takes figures, if it takes any."""
+    """Return the function of a logger that accepts figures, or None."""
     experiment: Any = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):  # TensorBoard
         return lambda tag, figure, step: experiment.add_figure(tag, figure, step, close=False)

@@ -1,4 +1,4 @@
-"""Pictures of a posterior while it is explored: weights as they are, and without symmetries."""
+"""Pictures of a posterior during training: weights as they are, and without symmetries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ASKS = {
 
 
 class PosteriorFigures(SymmetryCallback):
-    """Draws what training does to the weights, raw, with unit norms, and sorted.
+    """Draws the weights during training: raw, with unit norms, and sorted.
 
     - ``posterior/trajectories/<form>``: some weights over time,
     - ``posterior/pair/<form>``: two weights against each other over time (and over the networks of
@@ -53,15 +53,15 @@ class PosteriorFigures(SymmetryCallback):
     - ``posterior/tau``, ``posterior/mass`` and ``posterior/drift``: the curves of `PermutationTau`,
       `MassGap` and `OrbitDrift`, if they run too.
 
-    Forms are ``raw``, ``scaled`` and ``sorted``. Goes to every logger that takes figures
-    (TensorBoard, Weights & Biases, MLflow, Comet), one panel at a time, else to PNG files in the
-    log folder, which have all forms or layers side by side. TensorBoard keeps ten pictures per tag
-    unless told otherwise: ``tensorboard --samples_per_plugin images=200``.
+    Forms are ``raw``, ``scaled`` and ``sorted``. Figures go to every logger that accepts them
+    (TensorBoard, Weights & Biases, MLflow, Comet), one panel at a time, or else to PNG files in the
+    log folder, with all forms or layers side by side. TensorBoard keeps ten pictures per tag by
+    default: ``tensorboard --samples_per_plugin images=200`` shows more.
 
     Args:
-        every_n_steps: look at the weights so often.
-        draw_every: draw at every so many looks, and at the end of training.
-        weights: how many weights to follow.
+        every_n_steps: number of steps between two looks at the weights.
+        draw_every: number of looks between two figures; the last one is drawn at the end.
+        weights: number of weights to follow.
         module: name of the network inside the LightningModule; by default it is found.
 
     >>> import os, tempfile
@@ -189,17 +189,17 @@ class PosteriorFigures(SymmetryCallback):
 
 
 def _path(network: Network, name: str) -> str:
-    """The name of a tensor inside of the LightningModule."""
+    """Return the name of a tensor inside the LightningModule."""
     return f"{network.name}.{name}" if network.name else name
 
 
 def _index(flat_index: int, shape: torch.Size) -> str:
-    """The index of a number in a tensor, as torch writes it."""
+    """Return the index of an entry of a tensor, as torch writes it."""
     return str([int(k) for k in torch.unravel_index(torch.tensor(flat_index), shape)])
 
 
 def _some(names: list[str], count: int) -> list[str]:
-    """So many names, from the first layer to the last."""
+    """Select this many names, from the first layer to the last."""
     steps = torch.linspace(0, len(names) - 1, min(count, len(names)))
     return [names[int(k)] for k in steps.round()]
 
@@ -215,7 +215,7 @@ def _sample(weights: Tensor) -> Tensor:
 
 
 def _curves(trainer: Any, network: Network) -> dict[str, Any]:
-    """Draw the curves of the callbacks that keep a history of the same network."""
+    """Draw the curves of callbacks with a history of the same network."""
     from lightning_bnn.plots.axes import short_names
     from lightning_bnn.plots.weights import curves_figure
 

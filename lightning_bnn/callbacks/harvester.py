@@ -1,4 +1,4 @@
-"""Keeps the weights of a run in a bank while it trains."""
+"""A callback that appends the weights of a run to a bank."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ __all__ = ["CheckpointHarvester"]
 class CheckpointHarvester(Onlooker):
     """Appends the weights of any run to a `lightning_bnn.bank.CheckpointBank`.
 
-    Weights are taken after optimizer steps (or after epochs), written by a thread, and flushed
-    before every checkpoint of the trainer: a run that is resumed from a checkpoint continues the
-    bank where that was made, without missing or doubled networks. A run that starts anew on a bank
-    with networks appends its own behind them, and says so. While the disk is full networks are left
-    out, with one warning, and training goes on. Under several processes the first one writes.
-    Each record has ``step``, ``epoch``, ``lr``, ``metrics`` (what has been logged) and, for modules
-    that train several networks, ``member``.
+    Weights are copied after optimizer steps (or epochs), written by a thread, and flushed before
+    every checkpoint of the trainer. A resumed run continues the bank from its checkpoint, without
+    missing or duplicate networks. A new run on a bank with networks appends its own, with a
+    warning. While the disk is full, networks are left out, with one warning, and training
+    continues. With several processes the first one writes. Each record has ``step``, ``epoch``,
+    ``lr``, ``metrics`` (the logged ones) and, for modules that train several networks, ``member``.
 
     Override `should_harvest` to harvest at other steps.
 
@@ -43,11 +42,11 @@ class CheckpointHarvester(Onlooker):
         every_n_steps: period in optimizer steps (of all optimizers together).
         every_n_epochs: period in epochs. Without any of the three, every epoch.
         at: single steps.
-        start: first step (or epoch) that counts.
+        start: first step (or epoch) of the schedule.
         module: name of the network inside the LightningModule, such as ``"net"``; by default the
             only submodule with weights, else the whole LightningModule.
-        members: which networks to keep of a module that trains several; by default all.
-        dtype: store floating tensors in this type, such as ``torch.bfloat16``.
+        members: indices of networks to store, from a module that trains several; by default all.
+        dtype: type for floating tensors, such as ``torch.bfloat16``.
 
     >>> import tempfile
     >>> from lightning import Trainer
@@ -88,7 +87,7 @@ class CheckpointHarvester(Onlooker):
         self._restored = self._started = False
 
     def should_harvest(self, before: int, step: int) -> bool:
-        """Decide whether to harvest after the count of optimizer steps has changed."""
+        """Decide whether to harvest, given the counts of optimizer steps before and now."""
         return self.schedule.after_step(before, step)
 
     # -------------------------------------------------------- state
@@ -103,7 +102,9 @@ class CheckpointHarvester(Onlooker):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path, rows = state_dict.get("path"), state_dict.get("rows")
         if not isinstance(path, str) or not isinstance(rows, int) or rows < 0:
-            raise RefusedArgument(f"The checkpoint is damaged: {state_dict} is no state of a bank.")
+            raise RefusedArgument(
+                f"The checkpoint is damaged: {state_dict} is not a state of a bank."
+            )
         self._rows, self._restored = rows, True
         if self._name is None and path:
             self.path = Path(path)
@@ -112,9 +113,9 @@ class CheckpointHarvester(Onlooker):
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if _compat.cuts_epoch(checkpoint):  # our own modules have mended it
             rank_zero_warn(
-                "The checkpoint was written in the last batch of an epoch: Lightning skips the end "
-                "of that epoch, and miscounts the next one if the run is interrupted again. Save "
-                "within epochs, or at their ends."
+                "The checkpoint was written in the last batch of an epoch: Lightning "
+                "skips the end of that epoch, and miscounts the next one if the run is "
+                "interrupted again. Save within epochs, or at their ends."
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -125,7 +126,7 @@ class CheckpointHarvester(Onlooker):
             self._start(trainer, pl_module)
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
-        """Open the bank, as soon as there are weights: lazy modules have none before a batch."""
+        """Open the bank once there are weights, which lazy modules have after a batch."""
         from lightning_bnn.bank import CheckpointBank
         from lightning_bnn.bank.writer import BankWriter
 
@@ -194,38 +195,40 @@ class CheckpointHarvester(Onlooker):
 
     # -------------------------------------------------------- bank
     def _continue(self, bank: Any) -> None:
-        """Start where the checkpoint was made: networks from after it will come again."""
+        """Continue from the checkpoint, and drop networks from after it."""
         if not self._restored:
             if len(bank):
                 rank_zero_warn(
-                    f"{bank.path} has {len(bank)} networks of another run{_steps_of(bank)}; those "
-                    f"of this one, which begins at step {self._step}, are appended behind them: "
-                    "resume from a checkpoint to continue that run, or choose another `bank`."
+                    f"{bank.path} has {len(bank)} networks of another "
+                    f"run{_steps_of(bank)}; those of this run, which begins at step "
+                    f"{self._step}, are appended to them: resume from a checkpoint to "
+                    "continue that run, or choose another `bank`."
                 )
         elif len(bank) < self._rows:
             rank_zero_warn(
-                f"{bank.path} has {len(bank)} networks, the checkpoint knew of {self._rows}: "
-                "the others are lost."
+                f"{bank.path} has {len(bank)} networks, but the checkpoint expects "
+                f"{self._rows}: the others are lost."
             )
         elif len(bank) > self._rows:
             rank_zero_warn(
-                f"{bank.path}: {len(bank) - self._rows} networks from after the checkpoint are "
-                "dropped; the resumed run writes them again."
+                f"{bank.path}: {len(bank) - self._rows} networks from after the checkpoint "
+                "are dropped; the resumed run writes them again."
             )
             bank.truncate(self._rows)
         self._rows = self._at_start = len(bank)
         self._restored = False
 
     def _check_space(self, trainer: Any, bank: Any, weights: Params) -> None:
-        """Refuse to train where the disk cannot hold what will be harvested."""
+        """Refuse to train if the disk cannot hold all harvests."""
         count = expected(self.schedule, trainer)
         size = _size_in_bytes(weights, self.dtype)
         free = shutil.disk_usage(bank.path).free
         if size > free or (math.isfinite(count) and count * size > free):
             bank.close()
             raise RefusedArgument(
-                f"{count:.0f} harvests of {size / 1e6:.3g} MB do not fit into the {free / 1e6:.3g} "
-                f"MB that are free at {bank.path}: set a longer period, or `dtype`."
+                f"{count:.0f} harvests of {size / 1e6:.3g} MB do not fit into the "
+                f"{free / 1e6:.3g} MB free at {bank.path}: set a longer period, or "
+                "`dtype`."
             )
 
     def _flush(self) -> None:
@@ -234,7 +237,7 @@ class CheckpointHarvester(Onlooker):
             self._count_lost()
 
     def _count_lost(self) -> None:
-        """Take note of the networks that the writer has left out since the last time."""
+        """Count the networks that the writer has left out since the last time."""
         assert self._writer is not None
         new = self._writer.lost - self._lost
         if new:
@@ -253,7 +256,7 @@ class CheckpointHarvester(Onlooker):
             )
 
     def _switch_off(self, reason: str) -> None:
-        """Keep nothing more, but go on taking part in what other processes wait for."""
+        """Stop harvesting, but continue to take part in collective operations."""
         super()._switch_off(reason)
         self._started = self._active = torch.distributed.is_initialized()
 
@@ -278,13 +281,13 @@ def _steps_of(bank: Any) -> str:
 def _harvested_weights(
     trainer: Any, pl_module: Any, module: str | None, members: Sequence[int] | None
 ) -> Params:
-    """Collect the tensors to keep, of which processes other than the first may get none.
+    """Collect the tensors to store, which other processes than the first may not receive.
 
     Args:
         trainer: all of its processes must take part.
-        pl_module: what is trained.
+        pl_module: the trained module.
         module: name of the network inside.
-        members: which networks of a module that trains several.
+        members: indices of networks from a module that trains several.
     """
     stack = stack_of(pl_module)
     if stack is not None:
@@ -304,10 +307,10 @@ def _harvested_weights(
 
 
 def _refuse_parts(weights: Params) -> None:
-    """Refuse networks without tensors, and tensors of which each process has only a part."""
+    """Refuse networks without tensors, and sharded tensors."""
     sharded = any(hasattr(t, "to_local") or hasattr(t, "local_shards") for t in weights.values())
     if not weights:
-        raise RefusedArgument("CheckpointHarvester: the network has no tensors to keep.")
+        raise RefusedArgument("CheckpointHarvester: the network has no tensors.")
     if sharded:
         raise RefusedArgument(
             "CheckpointHarvester needs whole tensors, and this strategy keeps shards: choose "
@@ -317,13 +320,13 @@ def _refuse_parts(weights: Params) -> None:
 
 
 def _as_stack(pl_module: Any, weights: Params) -> Params:
-    """Weights with a leading dimension, which those of several networks have."""
+    """Add a leading dimension to weights of a single network."""
     several = stack_of(pl_module) is not None
     return weights if several else {name: t[None] for name, t in weights.items()}
 
 
 def _refuse_another_kind(bank: Any, networks: Params) -> None:
-    """Refuse a bank that holds other networks, before the first step."""
+    """Refuse a bank with other networks, before the first step."""
     try:
         if bank.names:
             bank.extend({name: t[:0] for name, t in networks.items()})
@@ -333,7 +336,7 @@ def _refuse_another_kind(bank: Any, networks: Params) -> None:
 
 
 def _names_of_weights(pl_module: Any, weights: Params) -> list[str]:
-    """Names of the weights among the tensors that are kept."""
+    """Return the names of the weights among the stored tensors."""
     stack = stack_of(pl_module)
     root = pl_module if stack is None else stack.template
     names = [name.replace("_orig_mod.", "") for name in P.weight_names(root)]
@@ -341,7 +344,7 @@ def _names_of_weights(pl_module: Any, weights: Params) -> list[str]:
 
 
 def _size_in_bytes(tensors: Params, dtype: torch.dtype | None) -> int:
-    """The size of tensors if floating ones are stored in some type."""
+    """Return the size of tensors with floating ones stored in a given type."""
     return sum(
         t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
         for t in tensors.values()

@@ -20,34 +20,34 @@ __all__ = ["LearningCoefficient"]
 
 
 class LearningCoefficient(SymmetryCallback):
-    r"""The local learning coefficient of the network, by chains that begin at its weights.
+    r"""Logs the local learning coefficient of the network, from chains that start at its weights.
 
     .. math:: \hat\lambda = n \beta\, (E[L_n(w)] - L_n(w^*)), \quad \beta = 1 / \log n
 
-    It says how many parameters the network has where it is, in halves of a number, see
+    Twice the coefficient is the effective number of parameters at these weights, see
     `lightning_bnn.methods.learning_coefficient`. The data are the first examples of the epoch, as
-    the network was called with them. Logged at the ends of chosen epochs:
+    the network received them. Logged at the ends of chosen epochs:
 
     - ``learning_coefficient``, its standard error ``learning_coefficient/error``, and
       ``learning_coefficient/rhat``, R-hat of the losses of the chains,
     - ``learning_coefficient/wbic``, the Bayesian information criterion of singular models.
 
-    Works with any LightningModule; of our modules it watches the first member. A look costs as many
-    gradients as ``chains * steps``, each of all examples or of a batch.
+    Works with any LightningModule; with our modules it watches the first member. One estimate costs
+    ``chains * steps`` gradients, each of all examples or of a batch.
 
     Args:
-        loss: from outputs and targets to the mean loss, in nats; by default that of the module's
-            likelihood, or the one that targets suggest: classes, or numbers with noise as large
-            as the errors.
-        every_n_epochs: how often.
-        examples: n.
+        loss: function of outputs and targets that returns the mean loss, in nats; by default that
+            of the module's likelihood, or one suggested by the targets: cross-entropy for classes,
+            or a Gaussian with the errors' variance for numbers.
+        every_n_epochs: number of epochs between two estimates.
+        examples: number of examples n.
         module: name of the network inside the LightningModule; by default it is found.
-        chains: how many.
-        steps: of every chain, of which the second half is averaged.
+        chains: number of chains.
+        steps: number of steps of every chain, of which the second half is averaged.
         lr: step size, in the scale of an SGD on the mean loss.
         localization: precision of the Gaussian that holds chains near the network.
-        batch_size: examples of a gradient, by default all.
-        seed: of all random numbers.
+        batch_size: number of examples per gradient, by default all.
+        seed: seed of all random numbers.
 
     References:
         | The Local Learning Coefficient: A Singularity-Aware Complexity Measure (Lau et al., 2023)
@@ -144,7 +144,7 @@ class LearningCoefficient(SymmetryCallback):
         assert self.network is not None
         examples = self._store.examples()
         if examples is None:
-            raise ValueError("the network was called with no examples whose targets are known.")
+            raise ValueError("the network was called with no examples that have known targets.")
         network = copy.deepcopy(structural_copy(self.network.module))
         if stack_of(pl_module) is None:
             loss, targets = self._read(network, examples)
@@ -157,7 +157,7 @@ class LearningCoefficient(SymmetryCallback):
         return learning_coefficient(network, loss, data, symmetries, **self.settings)
 
     def _read(self, network: nn.Module, examples: Seen) -> tuple[Loss, Tensor]:
-        """The loss of a network, which is made to return one tensor, and its targets."""
+        """Return the loss of a network with a single output tensor, and the targets."""
         from lightning_bnn.callbacks.run_evidence import read_as_one_tensor, return_first_tensor
 
         if self.loss is not None:
@@ -174,7 +174,7 @@ _NAMES = (
 
 
 def _of(likelihood: Any) -> Loss:
-    """The mean loss of one network."""
+    """Return the mean loss of one network."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return -likelihood.log_prob(outputs[None], targets)[0].mean()

@@ -1,4 +1,4 @@
-"""The part of a network's squared weights that rescaling could save."""
+"""The share of a network's squared weights that rescaling could save."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MassGap"]
 
 
 class MassGap(SymmetryCallback):
-    r"""The mass of a network (its squared weights) against the least mass of all its rescalings.
+    r"""Logs the mass of a network (its squared weights) beside its least mass over rescalings.
 
     .. math:: \text{excess} = 100 \Big(\frac{M(\theta)}{\min_s M(s \cdot \theta)} - 1\Big)
 
@@ -30,12 +30,13 @@ class MassGap(SymmetryCallback):
       what these matrices alone could save, and ``mass_excess/joint``, matrices and scales together.
 
     Where nothing compensates a scale, as under `weight_norm`, the minimum is a limit that no scales
-    reach: the excess says nothing, and one warning names the weights.
+    reach. The excess is then meaningless, and one warning names the weights.
 
-    Works with any LightningModule; the network and its input are found in the first batch.
+    Works with any LightningModule. The network and its input are found in the first batch.
 
     Args:
-        every_n_steps: optimizer steps between two looks; a shorter run is looked at at its end.
+        every_n_steps: number of optimizer steps between two values; a shorter run has one at its
+            end.
         module: name of the network inside the LightningModule; by default it is found.
         batch_norm: ``"carrier"`` holds the weights before a batch norm and lets its gain carry the
             scale; ``"eval"`` treats it as a fixed affine map.
@@ -81,7 +82,7 @@ class MassGap(SymmetryCallback):
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
         assert self.network is not None
         if not bool(mass(weights, self.network.symmetries).isfinite().all()):
-            rank_zero_warn("MassGap does not look at weights that are not finite.")
+            rank_zero_warn("MassGap skips weights that are not finite.")
             return
         symmetries = self.network.symmetries
         result = min_mass(weights, symmetries, start=self._scales)
@@ -89,8 +90,8 @@ class MassGap(SymmetryCallback):
             self._warned = True
             names = ", ".join(_uncompensated(weights, symmetries)) or "some units"
             rank_zero_warn(
-                f"MassGap: nothing compensates the scales of {names}, so that mass_minimum is a "
-                "limit that no scales reach, and mass_excess says nothing."
+                f"MassGap: nothing compensates the scales of {names}, so mass_minimum is a "
+                "limit that no scales reach, and mass_excess is meaningless."
             )
         balanced = rescale(weights, symmetries, result.scales)
         self._scales = result.scales
@@ -103,7 +104,7 @@ class MassGap(SymmetryCallback):
 
     def _check(self, network: Network) -> None:
         if not network.symmetries.scalings and not _mixes(network.symmetries):
-            raise ValueError("the network has no units that could be rescaled.")
+            raise ValueError("the network has no units that can be rescaled.")
 
     def _log(
         self,
@@ -134,12 +135,12 @@ _TOLERANCE = 1e-6  # of the certified gap: what is missed is of the order of its
 
 
 def _mixes(symmetries: Symmetries) -> bool:
-    """Tell whether matrices that change the mass may act on channels."""
+    """Check whether matrices that change the mass may mix channels."""
     return any(group.rescales for group in symmetries.linear)
 
 
 def _uncompensated(weights: Params, symmetries: Symmetries) -> list[str]:
-    """Name the groups with weights on one side of a unit only, which scales shrink at will."""
+    """Name the groups whose units have weights on one side only, so that scales shrink them."""
     problem = mass_problem(weights, symmetries)
     one_sided = ((problem.inflow == 0) != (problem.outflow == 0)).flatten(0, -2).any(0)
     groups = one_sided.split([group.units for group in symmetries.scalings])

@@ -1,4 +1,4 @@
-"""A callback that looks at a run and never ends it: what it cannot read is named once."""
+"""The base of callbacks that never end a run: errors switch them off with one warning."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ _SAVING = {"state_dict", "load_state_dict"}
 
 
 class RefusedArgument(ValueError):
-    """An argument of a callback that does not fit the run, which ends it at its start."""
+    """An argument of a callback that does not fit the run, and ends it at its start."""
 
 
 class Onlooker(Callback):
-    """Sees a run, and has no part in it.
+    """A callback that watches a run without affecting it.
 
-    Whatever a hook raises is named in one warning, the callback is switched off until the next fit,
-    and training goes on. What the user has asked for wrongly is a `RefusedArgument`, and ends the
-    run; so do interrupts.
+    An error in a hook is reported in one warning, the callback is switched off until the next fit,
+    and training continues. Only a `RefusedArgument` of the user and interrupts end the run.
     """
 
     _active = True
-    """Whether it looks; if not, its hooks do nothing."""
+    "Whether it is on; if not, its hooks do nothing."
     _inside = False
-    """Whether one of its hooks runs, which may call others."""
+    "Whether one of its hooks is running, which may call others."
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -49,11 +48,11 @@ class Onlooker(Callback):
             self._close()
 
     def _close(self) -> None:
-        """Let go of the run, its network and its files."""
+        """Release the run, its network and its files."""
 
 
 def _harmless(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that switches its callback off where it fails."""
+    """Wrap a hook so that an error switches its callback off."""
     name = hook.__name__
 
     @functools.wraps(hook)
@@ -77,6 +76,6 @@ def _harmless(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reason(hook: str, error: Exception) -> str:
-    """Our own sentence, or what has failed where."""
+    """Return our own message, or the error and its hook."""
     line = first_line(error)
     return line if type(error) is ValueError else f"{hook} ended in {type(error).__name__}: {line}"

@@ -1,4 +1,4 @@
-"""The part of a run's path along which the function does not change."""
+"""The share of a run's path along which the function does not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-6
 
 
 class OrbitDrift(SymmetryCallback):
-    r"""How much of the way that weights go is spent on moves that do not change the function.
+    r"""Logs the share of the steps along the orbit, where the function does not change.
 
     .. math:: \text{drift} = \frac{\|P \Delta\|^2}{\|\Delta\|^2}, \quad
         \Delta = \theta_{t + n} - \theta_t
@@ -35,7 +35,7 @@ class OrbitDrift(SymmetryCallback):
     Works with any LightningModule; the network and its input are found in the first batch.
 
     Args:
-        every_n_steps: optimizer steps between two looks.
+        every_n_steps: number of optimizer steps between two values.
         module: name of the network inside the LightningModule; by default it is found.
 
     >>> from lightning import Trainer

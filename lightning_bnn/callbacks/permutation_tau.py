@@ -1,4 +1,4 @@
-"""Changes in the order of the units while a network trains."""
+"""Changes in the order of the units during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightsym.params import Params
 __all__ = ["PermutationTau"]
 
 _TOGETHER = 64
-"""Steps after which units are sorted at the latest."""
+"Largest number of steps between two sorts of the units."
 
 
 class PermutationTau(SymmetryCallback):
@@ -24,23 +24,23 @@ class PermutationTau(SymmetryCallback):
 
     .. math:: \tau = 1 - \frac{4 D}{n (n - 1)}, \quad D \text{ pairs that have changed places}
 
-    Sorting the units of a layer removes its permutations. If two units change places from one step
-    to the next, the sorted network jumps; tau counts these pairs: 1 means that no two units have
-    changed places, 0 that half of all pairs have. Logged at the trainer's ``log_every_n_steps``,
-    averaged over the steps since the last time:
+    Sorting the units of a layer removes its permutations. If two units change places between two
+    steps, the sorted network jumps. Tau counts these pairs: 1 means that no pair has changed
+    places, 0 that half of all pairs have. Logged at the trainer's ``log_every_n_steps``, averaged
+    over the steps since the last time:
 
     - ``tau`` and ``tau/<layer>``, the mean over layers and each, the heads of a layer as one mean,
       and ``tau/<layer>/<kind>``, the order of whole blocks such as heads or experts,
     - ``tau_moved``, the fraction of units that have another place,
     - ``tau_transpositions``, swaps of units since the start of training, of all layers together.
 
-    Works with any LightningModule; the network and its input are found in the first batch.
+    Works with any LightningModule. The network and its input are found in the first batch.
 
     Args:
-        by: what units are sorted by, see `weightsym.sort_permutations`.
+        by: sorting key of the units, see `weightsym.sort_permutations`.
         module: name of the network inside the LightningModule, such as ``"net"``; by default it is
             found.
-        every_n_steps: compare orders that are so many optimizer steps apart.
+        every_n_steps: number of optimizer steps between two compared orders.
 
     References:
         | A Symmetry-Aware Exploration of BNN Posteriors (Laurent, Aldea, Franchi, 2024), 5.2
@@ -102,7 +102,7 @@ class PermutationTau(SymmetryCallback):
             self._log(trainer, pl_module)
 
     def _count(self) -> None:
-        """Sort the units after all steps since the last time together, and compare the orders."""
+        """Sort the units after all steps since the last time, and compare the orders."""
         if not self._waiting:
             return
         state, keys = self._state, [torch.stack(k) for k in zip(*self._waiting, strict=True)]
@@ -117,14 +117,14 @@ class PermutationTau(SymmetryCallback):
 
     def _check(self, network: Network) -> None:
         if not UnitOrders(network.symmetries, self.by).groups:
-            raise ValueError("the network has no units that could be exchanged.")
+            raise ValueError("the network has no exchangeable units.")
 
     def _fresh(self, orders: Tensor) -> dict[str, Any]:
         zero = torch.zeros(orders.shape[:-1], dtype=torch.float64, device=orders.device)
         return {"start": orders, "last": orders, "tau": zero, "moved": zero, "count": 0}
 
     def _log(self, trainer: Any, pl_module: Any) -> None:
-        """The one moment at which the host waits for the device."""
+        """Log tau, at the only time when the host waits for the device."""
         state = self._state
         sums = torch.stack([state["tau"], state["moved"]]) / state["count"]
         swaps = transpositions_between(state["start"], state["last"]).double()

@@ -1,4 +1,4 @@
-"""Examples of a run: what its network was called with, and what in a batch may be the targets."""
+"""Examples of a run: the inputs of calls of its network, and candidates for their targets."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lightning_bnn.member_batch import MemberBatch
 
 _NAMES = "label", "target"
 _PLACES = 2
-"""Dimensions of targets, at most."""
+"Largest number of dimensions of targets."
 
 
 class Seen(NamedTuple):
-    """Examples as a network was called with them.
+    """Examples of the inputs of a network.
 
     Attributes:
-        inputs: tensors of examples, by place or keyword.
-        others: arguments that are none, by place or keyword.
+        inputs: tensors of examples, by position or keyword.
+        others: other arguments, by position or keyword.
         targets: tensors of the batch that may be the targets, by name, the likeliest first.
         network: name of the network in its LightningModule, if it is known.
     """
@@ -33,13 +33,13 @@ class Seen(NamedTuple):
     network: str | None = None
 
     def shapes(self) -> list[Any]:
-        """What two batches must have in common to be joined."""
+        """Shapes and types that batches must share to be joined."""
         named = [*self.inputs.items(), *self.targets.items()]
         return [self.network, *((name, t.shape[1:]) for name, t in named)]
 
 
 class ExampleStore:
-    """The first examples of some batches, until there are enough."""
+    """The first examples of some batches, up to a given number."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -47,16 +47,16 @@ class ExampleStore:
         self._count = 0
 
     def clear(self) -> None:
-        """Forget the examples that were kept."""
+        """Remove all examples."""
         self._parts, self._count = [], 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no more are wanted."""
+        """Check whether there are enough examples."""
         return self._count >= self.most
 
     def add(self, batch: Seen | None) -> None:
-        """Keep the examples of a batch, unless they are not known, or others than before."""
+        """Store the examples of a batch, unless their layout is unknown or has changed."""
         wanted = batch is not None and batch.inputs and batch.targets and not self.is_full
         if batch is None or not wanted or self._parts and batch.shapes() != self._parts[0].shapes():
             return
@@ -69,7 +69,7 @@ class ExampleStore:
         self._count += len(next(iter(inputs.values())))
 
     def examples(self) -> Seen | None:
-        """Join all that was kept, if anything was."""
+        """Return all stored examples as one, or None."""
         if not self._parts:
             return None
         first = self._parts[0]
@@ -79,10 +79,10 @@ class ExampleStore:
 
 
 class ExampleListener:
-    """Keeps what the network of a run is called with, batch by batch.
+    """Records the inputs of calls of a network, batch by batch.
 
     Args:
-        module: name of the network, if the user has named it.
+        module: name of the network, if the user has set one.
     """
 
     def __init__(self, module: str | None) -> None:
@@ -90,7 +90,7 @@ class ExampleListener:
         self._capture: Capture | None = None
 
     def listen(self, store: ExampleStore, pl_module: Any, batch: Any) -> None:
-        """Keep the examples of a batch, or listen to what a network is called with."""
+        """Record the examples of a batch, or listen to calls of a network."""
         if store.is_full:
             return
         self._batch, self._seen = batch, seen_by_module(pl_module, batch)
@@ -100,7 +100,7 @@ class ExampleListener:
             self._capture = Capture(pl_module, self.module)
 
     def hear(self, store: ExampleStore) -> None:
-        """Keep what a network was called with in this batch, if it is known."""
+        """Store the inputs of calls in this batch, if there were any."""
         if self._capture is None:
             return
         self._capture.close()
@@ -110,7 +110,7 @@ class ExampleListener:
 
 
 def seen_by_module(pl_module: Any, batch: Any) -> Seen | None:
-    """Read inputs and targets as a module says, or as tuples have them, for the first member."""
+    """Read inputs and targets by the module or from a tuple, for the first member."""
     if isinstance(batch, MemberBatch):
         batch = tree_map(lambda t: t[0] if isinstance(t, Tensor) else t, tuple(batch))
     reader = getattr(pl_module, "inputs_and_targets", None)
@@ -130,7 +130,7 @@ def seen_by_module(pl_module: Any, batch: Any) -> Seen | None:
 def seen_in_call(
     network: str, args: tuple[Any, ...], kwargs: Mapping[Any, Any], batch: Any
 ) -> Seen | None:
-    """Read inputs off a call of a network, and what may be targets off the batch."""
+    """Read inputs from a call of a network, and candidates for targets from the batch."""
     arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
     tensors = {k: v for k, v in arguments.items() if isinstance(v, Tensor) and v.ndim}
     others = {k: v for k, v in arguments.items() if k not in tensors}
@@ -150,7 +150,7 @@ def seen_in_call(
 
 
 def is_named_as_targets(name: int | str) -> bool:
-    """Tell whether a name says that its tensor holds targets.
+    """Check whether a name is a usual name of targets.
 
     >>> [is_named_as_targets(name) for name in ("labels", "0.y", "input_ids", 1)]
     [True, True, False, False]
@@ -160,7 +160,7 @@ def is_named_as_targets(name: int | str) -> bool:
 
 
 def _named_tensors(batch: Any, *path: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch, from the last to the first, with their names."""
+    """List the tensors of a batch with their names, from last to first."""
     if isinstance(batch, Tensor):
         yield ".".join(map(str, path)), batch
     elif isinstance(batch, Mapping):

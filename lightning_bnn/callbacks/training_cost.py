@@ -1,4 +1,4 @@
-"""The cost of a run: gradients, and seconds of the processor."""
+"""The cost of a run: gradients, and CPU seconds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ COST_FILE = "cost.json"
 
 
 class TrainingCost(Onlooker):
-    """Writes what a run has cost into ``cost.json``, and logs it.
+    """Writes the cost of a run to ``cost.json``, and logs it.
 
     ``cost/gradients`` counts gradients of one network for all the data: an epoch of a network, or
-    one leapfrog step of a chain. ``cost/seconds`` is processor time of the training, of all threads
-    and processes, without validation. A run that is resumed goes on counting. Of modules that are
-    not of this package only seconds are known.
+    one leapfrog step of a chain. ``cost/seconds`` is the CPU time of the training, of all threads
+    and processes, without validation. A resumed run continues to count. For modules of other
+    packages only seconds are known.
 
     >>> import tempfile
     >>> from lightning import Trainer
@@ -53,22 +53,22 @@ class TrainingCost(Onlooker):
 
     # -------------------------------------------------------- hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to count: what was evaluated before is not of this run."""
+        """Start counting, without evaluations from before the run."""
         self._known = _evaluated(pl_module)
         self._began = time.process_time()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Begin to count, after a validation."""
+        """Start counting, after a validation."""
         self._began = time.process_time()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Add what one step has cost."""
+        """Add the cost of one step."""
         self.seconds += time.process_time() - self._began
         now = _evaluated(pl_module)
         self.evaluated, self._known = self.evaluated + now - self._known, now
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what all processes have spent so far."""
+        """Log the total over all processes."""
         last = trainer.current_epoch + 1 == trainer.max_epochs
         every = trainer.check_val_every_n_epoch or 1  # none: batches count, not epochs
         if last or (trainer.current_epoch + 1) % every == 0:
@@ -76,7 +76,7 @@ class TrainingCost(Onlooker):
                 log(pl_module, f"cost/{name}", value, rank_zero_only=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what all processes have spent."""
+        """Write the total over all processes."""
         spent, folder = self._spent(trainer, pl_module), log_folder(trainer)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,11 +90,11 @@ class TrainingCost(Onlooker):
 
 
 def _examples(trainer: Any, pl_module: Any) -> int | None:
-    """Count the training examples, as far as that can be known."""
+    """Count the training examples, as far as possible."""
     dataset = getattr(trainer.train_dataloader, "dataset", None)
     return pl_module.num_data or (len(dataset) if isinstance(dataset, Sized) else None)
 
 
 def _evaluated(pl_module: Any) -> int:
-    """Count the examples that networks have seen with gradients, all networks together."""
+    """Count the examples in gradients, summed over networks."""
     return getattr(getattr(pl_module, "run", None), "evaluated", 0)

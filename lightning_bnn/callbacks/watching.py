@@ -1,4 +1,4 @@
-"""Find the network that a run trains, and look at its symmetries after steps."""
+"""Search for the network that a run trains, and looks at its symmetries after steps."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Network:
-    """A network inside a LightningModule, its live weights, its symmetries, and how it was called.
+    """A network inside a LightningModule: its weights, its symmetries, and the inputs of a call.
 
-    The inputs of the call are those that its symmetries were found with.
+    The symmetries were found with these inputs.
     """
 
     name: str
@@ -45,26 +45,26 @@ class Network:
     symmetries: Symmetries
     inputs: Inputs
     left_out: tuple[str, ...] = ()
-    """Other modules with weights beside it."""
+    "Other modules with weights besides it."
     layout: tuple[Any, ...] = field(init=False)
-    """Its modules and tensors as they were when its symmetries were found."""
+    "Its modules and tensors when its symmetries were found."
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", _layout(self.module, self.weights()))
 
     def is_as_found(self, root: nn.Module) -> bool:
-        """Whether a module still has the network, with the same modules and tensors inside."""
+        """Check whether a module still has the network, with the same modules and tensors."""
         is_there = stack_of(root) is not None or _of_name(root, self.name) is self.module
         weights = self.weights()
         return is_there and _layout(self.module, weights) == self.layout and self._holds(weights)
 
     def _holds(self, weights: Params) -> bool:
-        """Whether buffers that were read as constants, such as masks of pruning, are the same."""
+        """Check whether buffers read as constants, such as masks of pruning, are unchanged."""
         pairs = ((weights[name], t) for name, t in self.symmetries.constants.items())
         return all(bool((now == then.to(now.device)).all()) for now, then in pairs)
 
     def title(self, root: nn.Module) -> str:
-        """Say which network of a module is watched, and what is left out.
+        """Name the watched network of a module, and the modules that are left out.
 
         Args:
             root: the LightningModule.
@@ -82,12 +82,12 @@ def _of_name(root: nn.Module, name: str) -> nn.Module | None:
 
 
 def _layout(module: nn.Module, weights: Params) -> tuple[Any, ...]:
-    """Kinds of modules, and names and shapes of tensors."""
+    """Return the classes of modules, and names and shapes of tensors."""
     return tuple(map(type, module.modules())), {n: t.shape for n, t in weights.items()}
 
 
 class Stack(NamedTuple):
-    """Several networks that a module trains side by side."""
+    """Networks that a module trains side by side."""
 
     template: nn.Module
     weights: Params
@@ -95,9 +95,9 @@ class Stack(NamedTuple):
 
 
 def stack_of(root: Any) -> Stack | None:
-    """Return the networks of a module that trains several, as ``weights()`` returns them, or None.
+    """Return the result of ``weights()`` of a module that trains several networks, or None.
 
-    Other modules may have an attribute of that name, too.
+    Other modules may have an attribute of that name with another meaning.
     """
     method = getattr(root, "weights", None)
     if not inspect.ismethod(method) or len(inspect.signature(method).parameters) > 0:
@@ -109,15 +109,15 @@ def stack_of(root: Any) -> Stack | None:
 
 
 def plain(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` has wrapped, or the module itself."""
+    """Unwrap a module from `torch.compile`."""
     return getattr(module, "_orig_mod", module)
 
 
 def candidates(root: nn.Module, name: str | None) -> list[tuple[str, nn.Module]]:
-    """Modules that may be the network, the likeliest first, with their names.
+    """List modules that may be the network with their names, the likeliest first.
 
-    That is the named one; else the only child with weights; else the LightningModule itself, then
-    its children by size.
+    Candidates are the named one; else the only child with weights; else the LightningModule itself,
+    followed by its children by size.
     """
     if name is not None:
         return [(name, _named(root, name))]
@@ -129,7 +129,7 @@ def candidates(root: nn.Module, name: str | None) -> list[tuple[str, nn.Module]]
 
 
 def check_name(root: nn.Module, name: str | None) -> None:
-    """Refuse names of networks that a module does not have."""
+    """Require a module with a submodule of this name."""
     try:
         root.get_submodule(name or "")
     except AttributeError:
@@ -153,7 +153,7 @@ def _size(module: nn.Module) -> int:
 
 
 def whole_network(root: nn.Module, name: str | None) -> tuple[str, nn.Module]:
-    """The likeliest network, whether or not it is ever called, with its name."""
+    """Return the likeliest network and its name, whether or not it is ever called."""
     chosen, module = candidates(root, name)[0]
     return chosen, plain(module)
 
@@ -161,11 +161,11 @@ def whole_network(root: nn.Module, name: str | None) -> tuple[str, nn.Module]:
 # ------------------------------------------------------------ input
 @dataclass
 class Capture:
-    """Records the calls of all candidates during one batch, then finds the network among them.
+    """Records the calls of all candidates during one batch, and finds the network among them.
 
     Args:
         root: the LightningModule.
-        name: of the network, if the user has named it.
+        name: of the network, if the user has set one.
     """
 
     root: nn.Module
@@ -187,16 +187,16 @@ class Capture:
         return listen
 
     def close(self) -> None:
-        """Stop recording what the network is called with."""
+        """Stop recording."""
         for handle in self._handles:
             handle.remove()
 
     def called(self) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-        """Names and arguments of the networks that were called, the likeliest first."""
+        """Return names and arguments of the called networks, the likeliest first."""
         return [(name, *self.calls[name]) for name, _ in self._modules if name in self.calls]
 
     def network(self, batch_norm: Literal["carrier", "eval"]) -> Network:
-        """The first candidate that was called and whose symmetries can be found."""
+        """Return the first called candidate with known symmetries."""
         reasons = []
         for name, module in self._modules:
             if name not in self.calls:
@@ -221,7 +221,7 @@ class Capture:
 
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Return the inputs of a call, by position where `discover` has an option of a name."""
+    """Return the inputs of a call, by position where `discover` has an option of the same name."""
     if kwargs.keys() & inspect.signature(discover).parameters.keys():
         return Inputs(inspect.signature(module.forward).bind(*args, **kwargs).args, {})
     return Inputs(args, kwargs)
@@ -230,7 +230,7 @@ def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _examples(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The inputs to try: two rows of the batch, then all of it."""
+    """Return the inputs to try: two rows of the batch, then all of it."""
     call = (args, kwargs)
     sizes = {t.shape[:1] for t in tree_leaves(call) if isinstance(t, Tensor) and t.ndim > 1}
     if len(sizes) == 1 and next(iter(sizes))[0] > _EXAMPLE_ROWS:
@@ -246,7 +246,7 @@ def _rows(value: Any, rows: torch.Size) -> Any:
 
 
 def _left_out(root: nn.Module, name: str) -> tuple[str, ...]:
-    """Modules with weights that are neither inside of the named one nor around it."""
+    """List modules with weights that are neither inside nor around the named one."""
     others, parent, prefix = [], root, ""
     for word in name.split(".") if name else ():
         siblings = ((n, m) for n, m in parent.named_children() if n != word and _size(m))
@@ -263,21 +263,21 @@ def _announced(network: Network) -> Network:
         len(sym.permutations),
         sym.log10_permutations,
         sym.scaling_dof,
-        f"; {len(sym.frozen)} operations are held fixed" if sym.frozen else "",
+        f"; {len(sym.frozen)} operations held fixed" if sym.frozen else "",
     )
     return network
 
 
 class SymmetryCallback(Onlooker):
-    """Finds the network and its symmetries in the first batch, then looks at it after steps.
+    """Finds the network and its symmetries in the first batch, and looks at it after steps.
 
-    What one callback of a run has found, or why it has not, the others take. A network that cannot
-    be traced is left alone; training goes on. One whose modules or tensors have become others is
-    found anew in the next batch. Under several processes only the first one looks.
+    Callbacks of one run share the result, or the error. A network that cannot be traced is ignored,
+    and training continues. A network with changed modules or tensors is found again in the next
+    batch. With several processes only the first one looks.
     """
 
     kept: Mapping[str, Callable[[], Any]] = {"history": list}
-    """Attributes that checkpoints hold, each with what makes its first value."""
+    "Attributes in checkpoints, each with a function that makes its initial value."
     history: list[tuple[int, list[float]]]
 
     def __init__(
@@ -300,7 +300,7 @@ class SymmetryCallback(Onlooker):
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was seen, since another run begins."""
+        """Remove the history before another run."""
         for name, empty in self.kept.items():
             setattr(self, name, empty())
 
@@ -317,14 +317,14 @@ class SymmetryCallback(Onlooker):
         self._restored = True
 
     def begin(self, weights: Params) -> None:
-        """See the weights before the first step."""
+        """Look at the weights before the first step."""
 
     @abstractmethod
     def look(self, trainer: Any, pl_module: Any, weights: Params) -> None:
-        """See the weights after every n-th step."""
+        """Look at the weights after every n-th step."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for a spawned process, which finds the network itself."""
+        """Return the state for a spawned process, without the network."""
         return {**self.__dict__, **dict.fromkeys(("network", "_failure", "_capture", "_seen"))}
 
     # -------------------------------------------------------- hooks
@@ -345,7 +345,7 @@ class SymmetryCallback(Onlooker):
         if not trainer.is_global_zero:
             return
         if not self._active:
-            self._switch_off("its weights are sharded over processes")
+            self._switch_off("its weights are sharded across processes")
         elif stack is not None and stack.example:
             self._watch_stack(trainer, pl_module, stack)
         elif stack is not None:  # a stream of batches: an example comes with the first of them
@@ -371,13 +371,13 @@ class SymmetryCallback(Onlooker):
             self._see(trainer, pl_module)
 
     def _see(self, trainer: Any, pl_module: Any) -> None:
-        """Look at the network, unless it must be found anew, which the next batch does."""
+        """Look at the network, unless the next batch must find it again."""
         if (network := self._current(pl_module)) is not None:
             with torch.no_grad():
                 self.look(trainer, pl_module, _measured(network.weights()))
 
     def _current(self, pl_module: Any) -> Network | None:
-        """The network, if it has the modules and tensors with which it was found."""
+        """Return the network if its modules and tensors have not changed."""
         if self.network is not None and not self.network.is_as_found(pl_module):
             self.network = None
         return self.network
@@ -392,7 +392,7 @@ class SymmetryCallback(Onlooker):
     def _watch(
         self, trainer: Any, find: Callable[[], Network], before: Callable[[Network], Params]
     ) -> None:
-        """Find the network, and begin with its weights before the first step."""
+        """Find the network, and look at its weights before the first step."""
         try:
             self.network = self._found_by_another(trainer) or self._found(find)
             self._check(self.network)
@@ -403,7 +403,7 @@ class SymmetryCallback(Onlooker):
         self._capture, self._before = None, {}
 
     def _found_by_another(self, trainer: Any) -> Network | None:
-        """What a callback before this one has found by the same arguments, or has failed by."""
+        """Return the result or the error of an earlier callback with the same arguments."""
         asked = self.module, self.batch_norm
         others = [c for c in trainer.callbacks if isinstance(c, SymmetryCallback)]
         others = [c for c in others if (c.module, c.batch_norm) == asked]
@@ -420,12 +420,12 @@ class SymmetryCallback(Onlooker):
             raise
 
     def _watch_called(self, trainer: Any, capture: Capture) -> None:
-        """The network is one that the first batch has called."""
+        """Take the network that the first batch has called."""
         capture.close()
         self._watch(trainer, partial(self._likeliest, capture), self._weights_before)
 
     def _likeliest(self, capture: Capture) -> Network:
-        """Find the network, and say what is left out if nobody has chosen it."""
+        """Find the network, and report what is left out if the user has not chosen."""
         network = capture.network(self.batch_norm)
         if network.left_out and self.module is None:
             rank_zero_info(
@@ -435,7 +435,7 @@ class SymmetryCallback(Onlooker):
         return network
 
     def _watch_stack(self, trainer: Any, pl_module: Any, stack: Stack) -> None:
-        """Our own modules know their networks."""
+        """Take the networks of a module of this package."""
 
         def find() -> Network:
             symmetries = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
@@ -445,7 +445,7 @@ class SymmetryCallback(Onlooker):
         self._watch(trainer, find, lambda _: stack.weights)
 
     def _weights_before(self, network: Network) -> Params:
-        """Return the weights before the first step, or as they are if they were lazy."""
+        """Return the weights before the first step, or the current ones of lazy modules."""
         prefix = f"{network.name}." if network.name else ""
         return {
             name: self._before.get(_plain_name(prefix + name), tensor)
@@ -456,13 +456,13 @@ class SymmetryCallback(Onlooker):
         return prefix_among_others(self, trainer, self.network.name if self.network else "")
 
     def _log_all(self, trainer: Any, pl_module: Any, values: dict[str, float]) -> None:
-        """Log from the first process, behind names of networks if two callbacks are alike."""
+        """Log from the first process, with the network's name if two callbacks are of one class."""
         prefix = self._prefix(trainer)
         for key, value in values.items():
             log(pl_module, prefix + key, value, rank_zero_only=True)
 
     def _check(self, network: Network) -> None:
-        """Raise a `ValueError` for a network in which there is nothing to see."""
+        """Raise a `ValueError` for a network without anything to watch."""
 
     def _close(self) -> None:
         if self._capture is not None:
@@ -471,13 +471,13 @@ class SymmetryCallback(Onlooker):
 
 
 def prefix_among_others(callback: Callback, trainer: Any, name: str | None) -> str:
-    """Begin tags with the name of a network where the run has several callbacks of one kind."""
+    """Return the network's name as a prefix if the run has several callbacks of one class."""
     same = [c for c in trainer.callbacks if type(c) is type(callback)]
     return f"{name}/" if len(same) > 1 and name else ""
 
 
 def _planned_steps(trainer: Any) -> int | float:
-    """The steps of a run, which is looked at once at its end if it is short."""
+    """Return the number of steps of a run; a short one is looked at at its end."""
     try:
         steps: int | float = trainer.estimated_stepping_batches
     except MisconfigurationException:  # they cannot be known before
@@ -494,5 +494,5 @@ def _plain_name(name: str) -> str:
 
 
 def shards_weights(trainer: Any, module: torch.nn.Module) -> bool:
-    """Tell whether every process has only a part of the weights."""
+    """Check whether every process holds only a part of the weights."""
     return sharding(trainer) is not None or any(isinstance(p, DTensor) for p in module.parameters())

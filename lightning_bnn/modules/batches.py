@@ -21,15 +21,15 @@ Parameters = Mapping[str, Parameter]
 def inputs_and_targets(
     batch: Any, network: nn.Module | None = None
 ) -> tuple[tuple[Any, ...], Tensor]:
-    """Inputs of the network, by position, and targets.
+    """Return the inputs of the network, by position, and the targets.
 
-    In a tuple the last one is the target. In a dict the target is known by its usual names; inputs
-    go to the parameters of the network's ``forward`` that have their names, and the one with a
-    usual name (``"x"``, ``"image"``, ...) goes to the first parameter if nothing else does.
+    In a tuple the last entry is the target. In a dict the target has one of the usual names, and
+    the other entries go to the parameters of the network's ``forward`` with their names. An entry
+    with a usual name (``"x"``, ``"image"``, ...) goes to the first parameter if no other does.
 
     Args:
         batch: of a loader.
-        network: whose parameters count.
+        network: its parameters count.
 
     >>> import torch
     >>> inputs_and_targets({"image": torch.zeros(2), "label": torch.tensor(3)})
@@ -47,11 +47,11 @@ def inputs_and_targets(
 
 
 def inputs_only(batch: Any, network: nn.Module | None = None) -> tuple[Any, ...]:
-    """Inputs of the network from a batch that may have no targets.
+    """Return the inputs of the network from a batch that may have no targets.
 
     Args:
         batch: of a loader.
-        network: whose parameters count.
+        network: its parameters count.
     """
     if isinstance(batch, Tensor):
         return (batch,)
@@ -63,7 +63,7 @@ def inputs_only(batch: Any, network: nn.Module | None = None) -> tuple[Any, ...]
 
 
 def left_over(batch: Any, network: nn.Module | None) -> list[str]:
-    """Names in a dict batch that are neither targets nor go to the network."""
+    """Return the names in a dict batch that are neither targets nor inputs of the network."""
     if not isinstance(batch, Mapping):
         return []
     parameters = parameters_of(network)
@@ -75,12 +75,12 @@ def left_over(batch: Any, network: nn.Module | None) -> list[str]:
 def positional(
     network: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Inputs of a network by position, where some are given by name.
+    """Return the inputs of a network by position, where some are given by name.
 
     Args:
-        network: whose ``forward`` has the names.
+        network: with the names in its ``forward``.
         inputs: the first inputs.
-        named: others.
+        named: the other inputs.
     """
     if not named:
         return tuple(inputs)
@@ -90,17 +90,18 @@ def positional(
     if wrong or len(first) < len(inputs):
         allowed = ", ".join(parameters) or "none"
         raise ValueError(
-            f"{type(network).__name__} takes {allowed}; it cannot be given {len(inputs)} "
-            f"by position and {', '.join(named)} by name."
+            f"{type(network).__name__} takes {allowed}; it does not take {len(inputs)} "
+            f"inputs by position and {', '.join(named)} by name."
         )
     return _in_order({**first, **named}, parameters, network)
 
 
 def only_loader(loader: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The loader in a collection of one, and what makes its batches those of the collection.
+    """Return the loader of a collection of one, and a function that rebuilds its batches.
 
     Args:
-        loader: or a list, a dict or a `CombinedLoader`. One of several loaders stays what it is.
+        loader: a loader, or a list, a dict or a `CombinedLoader` of them. Several loaders stay as
+            they are.
     """
     whole = loader.iterables if isinstance(loader, CombinedLoader) else loader
     loaders, spec = tree_flatten(whole)
@@ -110,7 +111,7 @@ def only_loader(loader: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def first_rows(loader: Any, rows: int) -> Any:
-    """A small batch as a loader would make it, without starting it, None if that cannot be."""
+    """Return a small batch as a loader would make it, without starting it, or None."""
     loader, wrap = only_loader(loader)
     if hasattr(loader, "example"):
         return wrap(loader.example(rows))
@@ -124,7 +125,7 @@ def first_rows(loader: Any, rows: int) -> Any:
 
 # ------------------------------------------------------------ names
 def parameters_of(network: nn.Module | None) -> Parameters:
-    """Inputs of a network that can be given by position, in order, none if they have no names."""
+    """Return the inputs that a network takes by position, or none if they have no names."""
     if network is None:
         return {}
     try:
@@ -139,14 +140,14 @@ def parameters_of(network: nn.Module | None) -> Parameters:
 
 
 def _target_name(batch: Mapping[str, Any], parameters: Parameters) -> str:
-    """The name of the targets. Of several, the one that the network does not ask for."""
+    """Name the targets; of several, the one that the network does not take."""
     candidates = [n for n in _TARGETS if n in batch]
     free = [n for n in candidates if n not in parameters] or candidates
     return _only(batch, free, _TARGETS, "targets")
 
 
 def _target_beside_inputs(batch: Mapping[str, Any], parameters: Parameters) -> str | None:
-    """The same where there need be none, and the network can do without it."""
+    """Name the targets of a batch that may have none, if the network can do without the entry."""
     candidates = [n for n in _TARGETS if n in batch]
     free = [n for n in candidates if n not in parameters]
     if free or len(candidates) != 1:
@@ -201,7 +202,7 @@ def _by_name(
 def _lacks_the_first(
     batch: Mapping[str, Any], named: Collection[str], parameters: Parameters
 ) -> bool:
-    """Check whether the main input has another name in the batch than in the network."""
+    """Check whether the batch has the main input under another name than the network."""
     first = next(iter(parameters.values()), None)
     if first is None or not named:
         return True
@@ -220,7 +221,7 @@ def _unfilled(named: Collection[str], parameters: Parameters) -> list[str]:
 def _in_order(
     named: Mapping[str, Any], parameters: Parameters, network: nn.Module | None
 ) -> tuple[Any, ...]:
-    """Up to the last one that is there. Others before it have their defaults."""
+    """Return the inputs up to the last one given; the missing ones have their defaults."""
     last = max(k for k, name in enumerate(parameters) if name in named)
     chosen = list(parameters.values())[: last + 1]
     return tuple(named.get(p.name, p.default) for p in chosen)

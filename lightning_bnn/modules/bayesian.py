@@ -43,32 +43,32 @@ _NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "st
 
 
 class Bayesian(L.LightningModule):
-    """Trains a posterior over the weights of any network, by any method.
+    """A module that trains a posterior over the weights of any network, by any method.
 
-    What is trained is ``module.state``, which the method makes: a part of the module, so that
-    checkpoints, devices and optimizers treat it as usual. The given network is kept unregistered:
-    its own weights are neither trained nor saved.
+    The trained part is ``module.state``, which the method creates. It is a submodule, so that
+    checkpoints, devices and optimizers treat it as usual. The given network is not registered: its
+    own weights are neither trained nor saved.
 
     Args:
-        network: gives the computation; it is copied, not changed. Its weights are where the first
-            member starts, those of further members are drawn anew. Weights that do not require
-            gradients are those of all members, and remain those of this network.
-        method: what is trained and how, one of `lightning_bnn.methods`.
-        likelihood: what the outputs say about targets, by default ``Categorical``.
-        members: how many posteriors are trained side by side; one of several is a mixture of them.
-            Where a population is trained in parts, the first member of this one and the one after
-            its last: member k starts at the same weights in every part that has it.
-        optimizer: makes the optimizer, given parameters.
-        lr_scheduler: makes the scheduler, given the optimizer.
-        lr_interval: when the scheduler steps, every ``"epoch"`` or every ``"step"``; by default as
-            it is meant to, which for ``OneCycleLR``, ``CyclicLR`` and `CyclicalSchedule` is a step.
-        start_from: a checkpoint with the weights where the first member starts; or a folder of
-            checkpoints or of a bank, with the weights of all (the last ones that are there).
+        network: gives the computation; it is copied, not changed. The first member starts at its
+            weights, and those of further members are drawn. Weights that do not require gradients
+            are shared by all members, and remain those of this network.
+        method: the trained quantity and its training, one of `lightning_bnn.methods`.
+        likelihood: of targets, given outputs; by default ``Categorical``.
+        members: number of posteriors trained side by side, whose mixture is the posterior. For a
+            population trained in parts: the first member of this part and the one after its last.
+            Member k starts at the same weights in every part.
+        optimizer: function that makes the optimizer, given parameters.
+        lr_scheduler: function that makes the scheduler, given the optimizer.
+        lr_interval: interval of the scheduler, ``"epoch"`` or ``"step"``; by default the one it is
+            meant for, which for ``OneCycleLR``, ``CyclicLR`` and `CyclicalSchedule` is a step.
+        start_from: a checkpoint with the initial weights of the first member; or a folder of
+            checkpoints or of a bank, with those of all members (the last ones).
         num_data: number of training examples; by default read from the train loader.
-        eval_samples: how many networks predict in validation, test and prediction; of an ensemble
-            all do.
-        seed: of the random numbers of this module; each depends on (seed, step, process) only. By
-            default that of torch, which ``seed_everything`` sets.
+        eval_samples: number of networks that predict in validation, test and prediction; an
+            ensemble always uses all.
+        seed: seed of the random numbers of this module, each of which depends on (seed, step,
+            process) only. The default is that of torch, set by ``seed_everything``.
 
     >>> from lightning_bnn import methods
     >>> from lightning_bnn.models import mlp
@@ -145,7 +145,7 @@ class Bayesian(L.LightningModule):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def use_training_data(self, source: Any) -> None:
-        """Name the training data, where no trainer knows them.
+        """Set the training data, for use without a trainer.
 
         Args:
             source: a datamodule, or a loader of batches as the network takes them.
@@ -153,7 +153,7 @@ class Bayesian(L.LightningModule):
         self.data.source = source
 
     def fit_to(self, source: Any) -> None:
-        """Compute what the posterior takes besides trained weights, such as a curvature.
+        """Compute the parts of the posterior besides trained weights, such as a curvature.
 
         Args:
             source: the training data: a datamodule, or a loader of batches as the network takes
@@ -162,7 +162,7 @@ class Bayesian(L.LightningModule):
         self.method.at_end(self.state, TrainingData(self, source), self.run)
 
     def memory(self) -> str:
-        """Memory that weights take, in words, known before anything is allocated.
+        """Describe the memory for weights in words, before any is allocated.
 
         >>> from lightning_bnn.modules import MFVI
         >>> with torch.device("meta"):
@@ -173,12 +173,12 @@ class Bayesian(L.LightningModule):
         return fitting.memory_of(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """The template follows to the device: it may hold tensors that no state dict names."""
+        """Move the template, too, which may hold tensors that are in no state dict."""
         self.template._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to set an argument of the method, which would change nothing."""
+        """Refuse to set an argument of the method, which would have no effect."""
         if name in self.__dict__.get("_arguments", ()):
             raise AttributeError(
                 f"`{name}` is an argument of the method: set `module.method.{name}`."
@@ -194,12 +194,12 @@ class Bayesian(L.LightningModule):
 
     # ------------------------------------------------------------ batches
     def inputs_and_targets(self, batch: Any) -> tuple[tuple[Any, ...], Tensor]:
-        """Inputs and targets of a batch. Override it for batches of another layout."""
+        """Return inputs and targets of a batch. Override it for another layout of batches."""
         self.data.warn_of_unused(batch, self.template)
         return batches.inputs_and_targets(batch, self.template)
 
     def inputs_only(self, batch: Any) -> tuple[Any, ...]:
-        """Inputs of a batch that may have no targets. Of a tuple, all but the last are inputs."""
+        """Return the inputs of a batch that may have no targets: of a tuple all but the last."""
         overridden = type(self).inputs_and_targets is not Bayesian.inputs_and_targets
         if overridden and not isinstance(batch, Tensor):
             return self.inputs_and_targets(batch)[0]
@@ -207,7 +207,7 @@ class Bayesian(L.LightningModule):
         return batches.inputs_only(batch, self.template)
 
     def cast(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Floating inputs in the precision of the weights."""
+        """Convert floating inputs to the precision of the weights."""
         dtype = next((p.dtype for p in self.parameters() if p.is_floating_point()), None)
         return tuple(
             x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs
@@ -215,7 +215,7 @@ class Bayesian(L.LightningModule):
 
     @property
     def example_input_array(self) -> Any:
-        """Inputs by which a user shows what the network takes."""
+        """An example of the inputs, set by the user."""
         return self._example_input_array
 
     @example_input_array.setter
@@ -224,7 +224,7 @@ class Bayesian(L.LightningModule):
         self.run.rows = example if isinstance(example, tuple) else (example,)
 
     def example(self) -> tuple[Any, ...]:
-        """Two rows of input: from a batch that was seen, or from the train loader's data set."""
+        """Return two rows of input, from an earlier batch or from the train loader's data set."""
         self.run.rows = self.run.rows or example_of(self)
         return self.run.example()
 
@@ -240,19 +240,19 @@ class Bayesian(L.LightningModule):
 
     @property
     def members(self) -> int:
-        """Number of members that are trained here."""
+        """Number of members trained by this module."""
         return self.population.count
 
     def member_stack(self) -> Params:
-        """One network for each member: the weights that are trained, or the centres of modes."""
+        """Return one network per member: its trained weights, or the centre of its mode."""
         return self.state.stack()
 
     def weights(self) -> tuple[nn.Module, Params, tuple[Any, ...]]:
-        """Template, stack of members, and an example of its inputs: what callbacks look at."""
+        """Return template, stack of members and example of the inputs, for callbacks."""
         return self.template, self.member_stack(), self.example()
 
     def member(self, index: int) -> nn.Module:
-        """A plain module with the weights of one member."""
+        """Return a plain module with the weights of one member."""
         if not 0 <= index < self.members:
             raise ValueError(f"`index` must be between 0 and {self.members - 1}, got {index}.")
         result = network_of(self.template)
@@ -285,7 +285,7 @@ class Bayesian(L.LightningModule):
             _compat.end_restored_epoch(self.trainer)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """One step for all members."""
+        """Take one step for all members."""
         number = self.trainer.fit_loop.total_batch_idx
         examples = batch_for(self, batch, number)
         self.run.rows = self.run.rows or examples.example()
@@ -303,13 +303,13 @@ class Bayesian(L.LightningModule):
     def losses(
         self, inputs: tuple[Any, ...], targets: Tensor, per_member: bool = False, number: int = 0
     ) -> dict[str, Tensor]:
-        """Terms of the objective per member. The sum of ``loss`` is what is minimised.
+        """Return terms of the objective per member; the sum of ``loss`` is minimised.
 
         Args:
             inputs: of the network.
             targets: of the examples.
             per_member: whether the leading dimension of both counts members.
-            number: how many batches of the run came before.
+            number: index of the batch in the run.
         """
         self.population.follow(self.training)
         with explaining_misfits(self.template, inputs):
@@ -327,7 +327,7 @@ class Bayesian(L.LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip every member as if it were alone, and what they share by itself."""
+        """Clip the gradients of every member, and those of shared parameters, separately."""
         fitting.clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -352,36 +352,36 @@ class Bayesian(L.LightningModule):
 
     # ------------------------------------------------------------ the posterior
     def posterior(self) -> Posterior:
-        """The posterior as it is now, apart from what trains."""
+        """Return the current posterior, which does not change with further training."""
         return prediction.posterior_for(self, AS_IT_IS)
 
     @property
     def has_own_posterior(self) -> bool:
-        """Whether a subclass has a posterior other than that of the method."""
+        """Check whether a subclass overrides the posterior of the method."""
         return type(self).posterior is not Bayesian.posterior
 
     @property
     def fits_now(self) -> bool:
-        """Whether a trainer is about to change the weights."""
+        """Check whether a trainer is about to change the weights."""
         trainer = _compat.trainer_of(self)
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return False
         return trainer.state.status == TrainerStatus.RUNNING
 
     def judged_modes(self, samples: int) -> list[Posterior]:
-        """For each of ``posterior().modes()``, one that predicts as it does.
+        """Return one predictor for each of ``posterior().modes()``.
 
         Args:
-            samples: how many networks of each will predict.
+            samples: number of networks of each that will predict.
         """
         return prediction.modes_of(self, samples)
 
     def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
-        """Outputs of all networks that predict, in evaluation mode, ``(samples, batch, ...)``.
+        """Return the outputs of networks in evaluation mode, ``(samples, batch, ...)``.
 
         Args:
             inputs: of the network.
-            *batch: which batch this is; random numbers of the predictions depend on it.
+            *batch: index of the batch, which seeds the predictions.
         """
         predict, inputs = prediction.predictor_of(self), self.cast(inputs)
         with (
@@ -392,9 +392,10 @@ class Bayesian(L.LightningModule):
             return self.run.one_tensor(predict(self.template, *inputs))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Mean prediction of the posterior, outside of a trainer too. In evaluation mode always.
+        """Return the mean prediction of the posterior, always in evaluation mode.
 
-        There are gradients with respect to inputs that require them, none with respect to weights.
+        Works without a trainer, too. There are gradients with respect to inputs that require them,
+        but not with respect to weights.
 
         Args:
             *inputs: of the network.
@@ -406,11 +407,11 @@ class Bayesian(L.LightningModule):
             return self.likelihood.predictive(self.outputs(by_position))
 
     def predictive(self, samples: int | None = None) -> Predictive:
-        """The mean prediction as a plain module that `torch.export` and ONNX understand.
+        """Return the mean prediction as a plain module for `torch.export` and ONNX.
 
         Args:
-            samples: how many networks it holds, by default as many as predict otherwise; an
-                ensemble has no more than its members.
+            samples: number of networks in it, by default as many as predict otherwise; an ensemble
+                has at most its members.
         """
         with torch.no_grad():
             return Predictive(self.template, prediction.exported(self, samples), self.likelihood)
@@ -424,16 +425,17 @@ class Bayesian(L.LightningModule):
         by_class: bool = False,
         held_out: int | float = 0.5,
     ) -> Calibrated:
-        """Calibrated predictions, and sets or intervals that hold the truth as often as they say.
+        """Calibrate the predictions, and make sets or intervals with a guaranteed coverage.
 
         Args:
-            datamodule: whose validation data are predicted.
-            method: of classes ``"temperature"`` (the default) or ``"vector"``; of numbers
+            datamodule: its validation data are predicted.
+            method: for classes ``"temperature"`` (the default) or ``"vector"``; for numbers
                 ``"spread"`` or ``"moments"``.
-            alpha: how often a set or an interval may miss the truth.
-            score: of sets ``"thr"``, ``"aps"``, ``"raps"``; of intervals ``"split"``, ``"cqr"``.
-            by_class: whether sets are as good for every class.
-            held_out: the part of these data that makes sets and numbers, apart from the fit.
+            alpha: rate at which a set or an interval may miss the truth.
+            score: for sets ``"thr"``, ``"aps"`` or ``"raps"``; for intervals ``"split"`` or
+                ``"cqr"``.
+            by_class: whether the coverage holds for every class.
+            held_out: fraction of these data for sets and numbers, not used in the fit.
         """
         options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
         return prediction.calibrate(self, datamodule, method, **options)
@@ -443,11 +445,11 @@ class Bayesian(L.LightningModule):
         prediction.begin_stage(self)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Judge one batch. In a test every loader has a set of its own."""
+        """Evaluate one batch. In a test every loader has a set of its own."""
         prediction.add(self, batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
-        """Mean prediction and the outputs of every network."""
+        """Return the mean prediction and the outputs of every network."""
         samples = self.outputs(self.inputs_only(batch), dataloader_idx, batch_idx)
         return Prediction(self.likelihood.predictive(samples), samples)
 
@@ -491,7 +493,7 @@ class Bayesian(L.LightningModule):
 
 
 def _names_of_method(module: Bayesian) -> set[str]:
-    """Arguments of the method that the module itself has not."""
+    """List the arguments of the method that the module itself does not have."""
     parts = [module.method, *filter(is_dataclass, vars(module.method).values())]
     names = {name for part in parts for name in vars(part)}
     taken = {*vars(module), *module._modules}
@@ -499,7 +501,7 @@ def _names_of_method(module: Bayesian) -> set[str]:
 
 
 class OfMethod(Bayesian):
-    """A module that makes its method of its own arguments, see `lightning_class`."""
+    """A module that builds its method from its own arguments, see `lightning_class`."""
 
     if TYPE_CHECKING:
 

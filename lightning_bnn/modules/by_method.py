@@ -36,14 +36,14 @@ __all__ = [
 def lightning_class(
     method: type[Method], *, module: str | None = None, **defaults: Any
 ) -> type[OfMethod]:
-    """Make the LightningModule of a method, whose arguments are those of both.
+    """Create the LightningModule of a method, with the arguments of both.
 
-    Constructors, ``--help`` and YAML have one argument for each field of the method (and for each
-    field of what it holds, such as `Keeping`), and those of `Bayesian`.
+    Constructors, ``--help`` and YAML have one argument for each field of the method (also of nested
+    dataclasses such as `Keeping`), and those of `Bayesian`.
 
     Args:
-        method: a dataclass, and its ``name`` the name of the class.
-        module: the name of the module that has the class, by default the one that calls.
+        method: a dataclass whose ``name`` becomes the name of the class.
+        module: name of the module that holds the class, by default the calling one.
         **defaults: of arguments of `Bayesian`, where they differ.
 
     >>> import inspect
@@ -82,7 +82,7 @@ def lightning_class(
 
 
 def _source(name: str, parameters: list[Parameter]) -> str:
-    """A class whose constructor has some parameters."""
+    """Return the source of a class whose constructor has given parameters."""
     defaults = {p.name: f" = default[{p.name!r}]" for p in parameters if p.default is not p.empty}
     first = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     rest = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -96,7 +96,7 @@ def _source(name: str, parameters: list[Parameter]) -> str:
 
 
 def _with_method(method: type[Method], given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `Bayesian`, with the method in place of its own."""
+    """Build the arguments of `Bayesian`, with the method in place of its own."""
     parts = {
         field.name: replace(part, **{f.name: given.pop(f.name) for f in fields(part)})
         for field, part in _with_parts(method)
@@ -107,7 +107,7 @@ def _with_method(method: type[Method], given: dict[str, Any]) -> dict[str, Any]:
 
 # ------------------------------------------------------------ signatures
 def _parameters_of(method: type[Method], defaults: dict[str, Any]) -> Iterator[Parameter]:
-    """The arguments of a class: the network, what the method needs, its members, and the rest."""
+    """List the arguments of the class: the network, those of the method, members, and the rest."""
     hints = get_type_hints(Bayesian.__init__)
     shared = {
         name: p.replace(
@@ -128,11 +128,11 @@ def _parameters_of(method: type[Method], defaults: dict[str, Any]) -> Iterator[P
 
 
 _WITHOUT_TRAINING = "network", "likelihood", "eval_samples", "seed"
-"""Arguments of `Bayesian` that mean something where nothing is trained."""
+"Arguments of `Bayesian` that have an effect where nothing is trained."
 
 
 def _fields_of(cls: Any, instance: Any = None) -> Iterator[Parameter]:
-    """The fields of a dataclass, with the defaults of an instance if there is one."""
+    """List the fields of a dataclass, with the defaults of an instance if there is one."""
     hints = get_type_hints(cls)
     for field in fields(cls):
         value = _default(field) if instance is None else getattr(instance, field.name)
@@ -145,7 +145,7 @@ def _fields_of(cls: Any, instance: Any = None) -> Iterator[Parameter]:
 
 
 def _with_parts(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Fields that hold several arguments, with what they hold by default."""
+    """Expand fields that hold several arguments, with their defaults."""
     for field in fields(cls):
         part = _default(field)
         if is_dataclass(part):
@@ -160,7 +160,7 @@ def _default(field: Field[Any]) -> Any:
 
 # ------------------------------------------------------------ docstrings
 def _docstring(method: Any, parameters: list[Parameter]) -> str:
-    """What a method says of itself, with all arguments of its class."""
+    """Join the docstring of a method with the descriptions of all arguments."""
     parts = (type(part) for _, part in _with_parts(method))
     texts: dict[str, str] = {}
     for cls in (Bayesian, *parts, *reversed(method.__mro__)):
@@ -174,7 +174,7 @@ def _docstring(method: Any, parameters: list[Parameter]) -> str:
 
 
 def _argument_texts(cls: type) -> dict[str, str]:
-    """The text about each argument in a docstring, by name."""
+    """Return the descriptions of arguments in a docstring, by name."""
     _, _, section = inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("Args:\n")
     entries = re.split(r"\n(?=    \w)", section.partition("\n\n")[0])
     return {entry.strip().partition(":")[0]: entry for entry in entries if entry}

@@ -1,4 +1,4 @@
-"""What checkpoints note beside weights, and which of them a module takes."""
+"""Notes in checkpoints besides weights, and checks of checkpoints against modules."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import Bayesian
 
 NOTES = "lightning_bnn"
-"""Where our notes are in a checkpoint."""
+"Key of our notes in a checkpoint."
 
 
 def notes_of(module: Bayesian) -> dict[str, Any]:
-    """The notes of a module.
+    """Return the notes of a module.
 
     Args:
-        module: what is saved.
+        module: to be saved.
     """
     example = [x.detach().cpu() if isinstance(x, Tensor) else x for x in module.run.rows]
     notes = {
@@ -47,10 +47,10 @@ def notes_of(module: Bayesian) -> dict[str, Any]:
 
 
 def recall(module: Bayesian, notes: dict[str, Any]) -> None:
-    """Go on from notes, and warn if the module targets another posterior than was saved.
+    """Restore notes, and warn if the module targets another posterior than the saved one.
 
     Args:
-        module: what is loaded.
+        module: to be loaded.
         notes: of the checkpoint.
     """
     _compare(module, notes.get("made_of", {}))
@@ -70,11 +70,11 @@ def recall(module: Bayesian, notes: dict[str, Any]) -> None:
 
 
 def check_start(module: Bayesian, source: str) -> None:
-    """Refuse to start from a run of this package with other fixed weights, if it is one file.
+    """Refuse to start from a checkpoint of this package with other fixed weights.
 
     Args:
-        module: that starts.
-        source: what it starts from.
+        module: to be started.
+        source: a checkpoint, or a folder, which is not checked.
     """
     if Path(source).suffix == ".ckpt" and Path(source).is_file():
         notes = load(source, mmap=True).get(NOTES, {})
@@ -83,11 +83,11 @@ def check_start(module: Bayesian, source: str) -> None:
 
 
 def check(module: Bayesian, checkpoint: dict[str, Any]) -> None:
-    """Refuse a checkpoint of another method, or of other networks, in one sentence.
+    """Refuse a checkpoint of another method, or of other networks.
 
     Args:
-        module: what is loaded.
-        checkpoint: as Lightning has read it.
+        module: to be loaded.
+        checkpoint: as read by Lightning.
     """
     notes, weights = checkpoint.get(NOTES, {}), checkpoint["state_dict"]
     bases = [c.name for c in type(module.method).__mro__ if issubclass(c, Method)]
@@ -102,12 +102,12 @@ def check(module: Bayesian, checkpoint: dict[str, Any]) -> None:
 
 
 def check_weights(module: Bayesian, weights: Mapping[str, Any], strict: bool) -> None:
-    """Refuse weights of other networks in one sentence.
+    """Refuse weights of other networks.
 
     Args:
-        module: what is loaded.
+        module: to be loaded.
         weights: a state dict.
-        strict: whether weights may not be missing.
+        strict: whether missing weights are an error.
     """
     for name, tensor in module.named_parameters():
         shape = tuple(weights[name].shape) if name in weights else None
@@ -122,11 +122,11 @@ def check_weights(module: Bayesian, weights: Mapping[str, Any], strict: bool) ->
 
 
 def check_arguments(module: type, given: Mapping[str, Any]) -> None:
-    """Refuse what a class of modules has no argument for, which Lightning would leave out.
+    """Refuse unknown arguments of a class of modules, which Lightning would ignore.
 
     Args:
         module: the class.
-        given: in place of arguments of the checkpoint, with those of Lightning.
+        given: replacements of arguments in the checkpoint, with those of Lightning.
     """
     parameters = inspect.signature(module).parameters
     loading = inspect.signature(LightningModule.load_from_checkpoint).parameters
@@ -136,12 +136,12 @@ def check_arguments(module: type, given: Mapping[str, Any]) -> None:
 
 
 def explain(error: Exception, module: type, path: Any) -> None:
-    """Raise what a file is if that is why a class of modules could not load it.
+    """Raise an explanation if a file is not a checkpoint that a class could load.
 
     Args:
-        error: what loading it has raised.
+        error: raised while loading it.
         module: the class.
-        path: the file, or what else Lightning reads.
+        path: the file, or another source that Lightning reads.
     """
     if not isinstance(path, str | Path) or not Path(path).is_file():
         return
@@ -152,17 +152,17 @@ def explain(error: Exception, module: type, path: Any) -> None:
             return  # Lightning has read it, as it was told to
         raise unreadable from error
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
-        raise ValueError(f"{path} is not a checkpoint that Lightning has written.") from error
+        raise ValueError(f"{path} is not a checkpoint written by Lightning.") from error
     stored = kind_of(content)
     if stored not in [c.__name__ for c in module.__mro__]:
         raise _of_another(stored, module.__name__) from error
 
 
 def kind_of(checkpoint: Any) -> str | None:
-    """Read the class of modules that a checkpoint names, if it names one.
+    """Return the class of modules that a checkpoint names, or None.
 
     Args:
-        checkpoint: what a file holds.
+        checkpoint: content of the file.
     """
     notes = checkpoint.get(NOTES) if isinstance(checkpoint, dict) else None
     return notes.get("class") if isinstance(notes, dict) else None
@@ -170,7 +170,7 @@ def kind_of(checkpoint: Any) -> str | None:
 
 def _of_another(stored: str | None, current: str) -> ValueError:
     author = stored or "another LightningModule"
-    return ValueError(f"The checkpoint is of {author}, and this module is {current}.")
+    return ValueError(f"The checkpoint is of {author}, but this module is {current}.")
 
 
 def _compare(module: Bayesian, saved: dict[str, str]) -> None:
@@ -179,8 +179,8 @@ def _compare(module: Bayesian, saved: dict[str, str]) -> None:
         if current.get(name) == text:
             continue
         message = (
-            f"The checkpoint was trained with {name} {text}, this module has {current.get(name)}: "
-            f"pass `{name}` to `load_from_checkpoint`."
+            f"The checkpoint was trained with {name} {text}, but this module has "
+            f"{current.get(name)}: pass `{name}` to `load_from_checkpoint`."
         )
         if name == "likelihood":  # its parameters would not fit
             raise ValueError(message)
@@ -188,6 +188,6 @@ def _compare(module: Bayesian, saved: dict[str, str]) -> None:
 
 
 def _parts(module: Bayesian) -> dict[str, str]:
-    """Likelihood and prior in words."""
+    """Describe likelihood and prior in words."""
     parts = {name: getattr(module, name) for name in ("likelihood", "prior")}
     return {n: " ".join(repr(p).split()) for n, p in parts.items() if isinstance(p, nn.Module)}

@@ -1,4 +1,4 @@
-"""A fit: what happens to members before it, after steps and epochs, and at its end."""
+"""The course of a fit: members before it, after steps and epochs, and at its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------ the beginning
 def check_parts(method: Any, likelihood: Any, optimizer: Any) -> None:
-    """Refuse what is not of the kind that an argument asks for."""
+    """Check the types of the arguments."""
     if not isinstance(method, Method):
         raise ValueError(
             f"`method` must be one of lightning_bnn.methods, such as MFVI(), got {method!r}."
@@ -46,19 +46,19 @@ def check_parts(method: Any, likelihood: Any, optimizer: Any) -> None:
         )
     if not callable(optimizer):
         raise ValueError(
-            "`optimizer` must make an optimizer from parameters, such as "
-            f"`lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
+            "`optimizer` must be a function that makes an optimizer from parameters, such "
+            f"as `lambda p: torch.optim.Adam(p, 1e-3)`, got a {type(optimizer).__name__}."
         )
 
 
 def begin(module: Bayesian) -> None:
-    """Read N where it was not given, tell it to samplers, and let the method begin."""
+    """Read N if it was not given, pass it to samplers, and start the method."""
     trainer = module.trainer
     _refuse_averages(module, cast(Any, trainer).callbacks)
     if trainer.global_step == 0 and not bool(finite_members(module.state.parameters()).any()):
         raise ValueError(
-            f"{type(module).__name__} starts from weights that are not finite: look at the "
-            "network that it was given."
+            f"{type(module).__name__} starts from weights that are not finite: check the "
+            "given network."
         )
     _compare_fixed_weights(module)
     module.broken = set()
@@ -75,8 +75,8 @@ def begin(module: Bayesian) -> None:
     before = {group["num_data"] for group in asking} - {None, module.num_data}
     if before:
         rank_zero_warn(
-            f"The checkpoint is of a run on {before.pop()} training examples, and now there "
-            f"are {module.num_data}: the target is another posterior."
+            f"The checkpoint is of a run on {before.pop()} training examples, but now "
+            f"there are {module.num_data}: the target is another posterior."
         )
     for group in asking:  # also when it is resumed on other data
         group.update(num_data=module.num_data, reads_num_data=True)
@@ -85,7 +85,7 @@ def begin(module: Bayesian) -> None:
 
 
 def _seed(module: Bayesian, groups: Sequence[dict[str, Any]]) -> None:
-    """Give samplers other noise for other seeds, other members, and in another fit."""
+    """Seed the noise of samplers by seed, members and fit."""
     module.seed = module.trainer.strategy.broadcast(module.seed)  # processes may have their own
     key = module.population.key
     for group in groups:
@@ -98,13 +98,13 @@ def _seed(module: Bayesian, groups: Sequence[dict[str, Any]]) -> None:
 
 
 def in_common(module: Bayesian, tensors: Params) -> Params:
-    """Tensors of the first process, where several train the same members."""
+    """Replace tensors by those of the first process, where several train the same members."""
     trainer = module.trainer
     return tensors if trainer.world_size == 1 else trainer.strategy.broadcast(tensors)
 
 
 def _compare_fixed_weights(module: Bayesian) -> None:
-    """See that all processes hold the same weights fixed, and say what they take."""
+    """Check that all processes have the same fixed weights, and report their memory."""
     template = module.template
     sample = sample_of_fixed(template)
     if len(sample):
@@ -113,38 +113,38 @@ def _compare_fixed_weights(module: Bayesian) -> None:
 
 
 def memory_of(module: Bayesian) -> str:
-    """Memory that weights take, in words."""
+    """Describe the memory for weights in words."""
     fixed = {id(t): t.nbytes for t in constants_of(module.template).values()}
     trained = sum(p.nbytes for p in module.state.parameters() if p.requires_grad)
     parts = {
         "members take": sum(t.nbytes for t in module.state.state_dict().values()),
         "their gradients": trained,
         "an optimizer like Adam": 2 * trained,
-        "weights that are held fixed": sum(fixed.values()),
+        "weights held fixed": sum(fixed.values()),
     }
     return ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
 
 
 def _size(count: int) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """Write a number of bytes in the largest unit of which there is at least one."""
     unit = min(3, max(0, len(str(count)) - 1) // 3)
     return f"{count / 1000**unit:.3g} {('bytes', 'kB', 'MB', 'GB')[unit]}"
 
 
 def _refuse_averages(module: Bayesian, callbacks: list[Callback]) -> None:
-    """Refuse callbacks that exchange the weights once the posterior is made of them."""
+    """Refuse callbacks that swap the weights of which the posterior is made."""
     kinds = WeightAveraging | StochasticWeightAveraging
     averages = [type(c).__name__ for c in callbacks if isinstance(c, kinds)]
     if averages and module.method.keeps_networks:
         raise ValueError(
-            f"{averages[0]} exchanges the weights that {type(module).__name__} makes its "
-            "posterior of: leave the callback out, or train a DeepEnsemble with it, and start "
-            "from that checkpoint."
+            f"{averages[0]} swaps the weights of which {type(module).__name__} makes its "
+            "posterior: omit the callback, or train a DeepEnsemble with it and start from "
+            "that checkpoint."
         )
 
 
 def _fit(module: Bayesian) -> Fit:
-    """Describe the fit that begins."""
+    """Describe the fit at its start."""
     trainer = cast(Any, module.trainer)
     steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
     if batches < math.inf:  # of streams, the number is not known
@@ -172,7 +172,7 @@ def _schedulers(module: Bayesian) -> tuple[Any, ...]:
 
 # ------------------------------------------------------------ steps and epochs
 def means_of(terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Means over the members. Broken ones break none, unless all are."""
+    """Return means over the members that are finite, or over all."""
     rows = torch.stack([values.detach() for values in terms.values()])
     finite = rows.isfinite()
     sums = torch.stack([rows.where(finite, 0).sum(1), finite.sum(1).to(rows.dtype)])
@@ -180,7 +180,7 @@ def means_of(terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def transition(module: Bayesian) -> None:
-    """Take a step of a method that sees all the data."""
+    """Take a step of a method that uses all the data."""
     sampler: Any = module.optimizers()
     method = module.method
     assert isinstance(method, Transitions)
@@ -194,7 +194,7 @@ def transition(module: Bayesian) -> None:
 
 
 def log_sampler(module: Bayesian) -> None:
-    """Log what a sampler says of its steps, where a method takes gradients of batches."""
+    """Log the metrics of a sampler, for methods with gradients of batches."""
     trainer: Any = module.trainer
     every = trainer.log_every_n_steps  # none is 0
     due = every and trainer.global_step % every == 0
@@ -207,7 +207,7 @@ def after_step(module: Bayesian, step: int) -> None:
     """Tell the method that the weights have moved.
 
     Args:
-        module: that is fitted.
+        module: in the fit.
         step: number of optimizer steps so far, this one included.
     """
     trainer = module.trainer
@@ -239,7 +239,7 @@ def judge_losses(module: Bayesian) -> None:
 
 
 def look_for_divergence(module: Bayesian) -> None:
-    """Say which members have diverged, and end a run in which nobody is left."""
+    """Warn of diverged members, and end a run without healthy ones."""
     trainer = module.trainer
     finite = finite_members(module.state.parameters()).tolist()
     bad = [m for m, well in enumerate(finite) if not well]
@@ -258,7 +258,7 @@ def look_for_divergence(module: Bayesian) -> None:
 
 # ------------------------------------------------------------ the end
 def complete(module: Bayesian) -> None:
-    """Compute what the method makes of the trained weights. A failure does not lose them."""
+    """Compute what the method makes of trained weights, without losing them on a failure."""
     data, trainer = module.data.batches(module), trainer_of(module)
     if not module.state.lacks or data is None:
         return
@@ -268,16 +268,16 @@ def complete(module: Bayesian) -> None:
         module.method.at_end(module.state, data, run)
     except ValueError as error:
         rank_zero_warn(
-            f"{type(module).__name__}: the members are trained, but there is no "
-            f"{module.state.lacks}: {error}"
+            f"{type(module).__name__}: the members are trained, but the "
+            f"{module.state.lacks} is missing: {error}"
         )
 
 
 class EndsFit(Callback):
-    """Modules are not told of exceptions, callbacks are."""
+    """Tells modules of exceptions, as only callbacks are told."""
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let others write. The trainer may have gone on to a module of another kind."""
+        """Release files for others. The trainer may have gone on to another module."""
         method = getattr(pl_module, "method", None)
         if isinstance(method, Method) and trainer.state.fn == TrainerFn.FITTING:
             method.after_fit(pl_module.state, pl_module.run)
@@ -289,10 +289,10 @@ _SCALES = (1e-3, 1.0, 1e3)
 
 
 def configured_optimizers(module: Bayesian) -> Any:
-    """One optimizer for all members, if it does not mix them, and its schedule.
+    """Return one optimizer for all members, and its schedule.
 
     Args:
-        module: says how both are made.
+        module: creates both.
     """
     if module.members > 1:
         check_elementwise(module.make_optimizer)
@@ -311,7 +311,7 @@ def configured_optimizers(module: Bayesian) -> Any:
         return optimizer
     if scheduler is not given and module.lr_interval == "step":
         raise ValueError(
-            f"The schedule of {module.method.name} counts epochs: leave `lr_interval` 'step' out."
+            f"The schedule of {module.method.name} counts epochs: omit `lr_interval` 'step'."
         )
     watched = getattr(scheduler, "monitor", "val/nll")
     interval = module.lr_interval or interval_of(scheduler)
@@ -322,12 +322,11 @@ def configured_optimizers(module: Bayesian) -> Any:
 def check_elementwise(optimizer: Callable[[Iterable[Tensor]], Any]) -> None:
     """Refuse an optimizer that would let members of a stack influence each other.
 
-    Three small networks are moved by two steps, once as a stack and once each on its own, with
-    gradients of very different sizes; the results must agree. A `Sampler`, which adds noise, is
-    believed.
+    Three small networks take two steps, once as a stack and once each on its own, with gradients of
+    very different sizes, and the results must agree. A `Sampler`, which adds noise, is not tested.
 
     Args:
-        optimizer: makes one for given parameters.
+        optimizer: function that makes one for given parameters.
     """
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(shape, generator=generator) for shape in _PROBES]
@@ -366,19 +365,19 @@ def _moved(
 def _refused(optimizer: Any, reason: str) -> ValueError:
     name = getattr(optimizer, "__name__", None) or type(optimizer).__name__
     return ValueError(
-        f"`optimizer` {name} cannot train members side by side: {reason}. Take an elementwise one "
-        "(SGD, Adam, AdamW, RMSprop, ...) or `members=1`."
+        f"`optimizer` {name} cannot train members side by side: {reason}. Use an "
+        "elementwise one (SGD, Adam, AdamW, RMSprop, ...) or `members=1`."
     )
 
 
 def clip(module: Bayesian, optimizer: Any, limit: float | None, kind: str | None) -> None:
-    """Clip every member as if it were alone, and what they share by itself.
+    """Clip the gradients of every member, and those of shared parameters, separately.
 
     Args:
-        module: that is fitted.
-        optimizer: whose gradients are clipped.
-        limit: of the norm of the gradient of one member, or of its numbers.
-        kind: ``"value"`` clips number by number, whosever they are.
+        module: in the fit.
+        optimizer: its gradients are clipped.
+        limit: of the norm of the gradient of one member, or of its entries.
+        kind: ``"value"`` clips every entry on its own.
     """
     clips = limit is not None and limit > 0
     if clips:
@@ -392,7 +391,7 @@ def clip(module: Bayesian, optimizer: Any, limit: float | None, kind: str | None
 
 
 def clip_members(stacks: Iterable[Tensor], limit: float) -> None:
-    """Clip the norm of the gradient of every member as if it were alone.
+    """Clip the norm of the gradient of every member separately.
 
     Args:
         stacks: parameters whose first dimension counts members.

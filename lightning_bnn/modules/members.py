@@ -1,7 +1,7 @@
-"""Members of a population: the network that gives their computation, and where they start.
+"""Members of a population: the network that gives their computation, and their initial weights.
 
-Weights that the network holds fixed become buffers of the template that no state dict names: they
-are constants of the computation, held once however many members there are.
+Weights that the network holds fixed become buffers of the template, in no state dict. They are
+constants of the computation, held once for all members.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ Numbers = int | tuple[int, int]
 
 
 class Members:
-    """Consecutive members of a population, which have one computation.
+    """Consecutive members of a population, which share one computation.
 
     Args:
         network: gives the computation; it is copied.
-        members: how many there are; or the first of those that are here, and the one after them.
-        seed: of the weights of members that are drawn.
+        members: number of members; or the first one of this part and the one after its last.
+        seed: of the drawn initial weights.
 
     Attributes:
-        template: the copy. In evaluation mode is there what is so in a network in training mode.
+        template: the copy. Its modules in evaluation mode are those that the training network has
+            in that mode.
     """
 
     def __init__(self, network: nn.Module, members: Numbers, seed: int) -> None:
@@ -45,8 +46,8 @@ class Members:
         first, end = members if len(members) == 2 and all(map(is_whole, members)) else (0, 0)
         if not 0 <= first < end:
             raise ValueError(
-                "`members` must be a number, or the first of several and the one after the last, "
-                f"such as (5, 10), got {members!r}."
+                "`members` must be a number, or the first of several and the one after "
+                f"the last, such as (5, 10), got {members!r}."
             )
         self.count, self.first, self.seed = end - first, first, seed
         self.template = template_of(network)
@@ -54,28 +55,28 @@ class Members:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """A key of the noise: parts of a population have noise of their own."""
+        """Key of the noise, which differs between parts of a population."""
         return (self.first,) if self.first else ()
 
     # ------------------------------------------------------------ modes of the template
     def follow(self, training: bool) -> None:
-        """Take the mode of the module that runs the template."""
+        """Set the template to the mode of the module that runs it."""
         if self.template.training != training:
             self.template.train(training)
             for module in self._frozen if training else ():
                 module.eval()
 
     def evaluation(self, training: bool) -> AbstractContextManager[None]:
-        """Evaluation mode for predictions, whatever the mode: a fit leaves that of training behind.
+        """Put the template into evaluation mode for predictions.
 
-        Statistics of the examples at hand would be used, and learnt, otherwise.
+        Otherwise BatchNorm would use and learn the statistics of the examples at hand.
         """
         self.follow(training)
         return evaluation(self.template)
 
     # ------------------------------------------------------------ where they start
     def starts(self, source: str | None) -> Params:
-        """The given networks, then as many drawn anew as there are further members.
+        """Return the given networks, followed by drawn ones for the other members.
 
         Args:
             source: a checkpoint, a folder of checkpoints, or a bank to start from instead.
@@ -98,7 +99,7 @@ class Members:
         return {name: torch.cat([t[:count], others[name]]) for name, t in starts.items()}
 
     def _given(self, source: str | None) -> Params:
-        """The network as it was given, or those of a source."""
+        """Return the given network, or those of a source."""
         weights = P.of(self.template)
         if not weights:
             raise ValueError("`network` has no weights.")
@@ -108,8 +109,8 @@ class Members:
         several = Path(source).is_dir()
         if several and self.first:
             raise ValueError(
-                "`start_from` a folder gives the networks of all members: it does not go together "
-                f"with members from {self.first} on."
+                "`start_from` with a folder sets the networks of all members: it does not "
+                f"go with members from {self.first} on."
             )
         stack, _ = read_networks(source, self.template, last=self.count)
         if several and P.stack_size(stack) < self.count:
@@ -124,11 +125,11 @@ class Members:
 
 # ------------------------------------------------------------ weights unlike those that are drawn
 _FACTOR, _NUMBERS = 1.5, 64
-"""Standard deviations differ clearly by this factor, in tensors of at least so many numbers."""
+"Factor between clearly different standard deviations, for tensors of at least this many entries."
 
 
 def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params) -> None:
-    """Warn if the given network was initialised or trained otherwise than the others are drawn."""
+    """Warn if the given network was initialised differently from the drawn ones."""
     for name, parameter in template.named_parameters():
         if name not in given or parameter.is_meta or not parameter.is_floating_point():
             continue
@@ -137,23 +138,24 @@ def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params) -> 
         factor = parameter.numel() >= _NUMBERS and max(one, new) > _FACTOR * min(one, new)
         if constant or factor:
             rank_zero_warn(
-                f"Members after the first do not start like the network that was given: {name!r} "
-                f"has standard deviation {one:.2g} in it, and {new:.2g} as `reset_parameters` of "
-                "its layer draws it. Give the network a method `_init_weights(part)` that draws "
-                "all of its parts, or pass networks of your own, a folder, as `start_from`."
+                f"Members after the first do not start like the given network: {name!r} "
+                f"has standard deviation {one:.2g} in it, and {new:.2g} as drawn by "
+                "`reset_parameters` of its layer. Give the network a method "
+                "`_init_weights(part)` that draws all of its weights, or pass networks of "
+                "your own, a folder, as `start_from`."
             )
             return
 
 
 def _spread(stack: Tensor) -> float:
-    """The standard deviation within each network of a stack, on average."""
+    """Return the standard deviation within each network of a stack, averaged."""
     rows = stack.detach().flatten(1).float()
     return float(rows.std(1, correction=0).mean())
 
 
 # ------------------------------------------------------------ the template
 def template_of(network: nn.Module) -> nn.Module:
-    """A copy of a network that can have a posterior. It shares the weights that are held fixed."""
+    """Copy a network for use with a posterior, sharing the fixed weights."""
     if not isinstance(network, nn.Module):
         raise ValueError(f"`network` must be a torch.nn.Module, got {type(network).__name__}.")
     if any(is_lazy(p) for p in network.parameters()):
@@ -167,7 +169,7 @@ def template_of(network: nn.Module) -> nn.Module:
         if "graph leaves" not in str(error):
             raise
         raise ValueError(
-            "`network` holds weights that are computed from others by a hook: take the one of "
+            "`network` holds weights that a hook computes from others: use "
             "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead."
         ) from error
     if any(c.__module__.startswith(("transformers.", "peft.")) for c in type(network).__mro__):
@@ -176,20 +178,20 @@ def template_of(network: nn.Module) -> nn.Module:
 
 
 def _logits_of(network: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """What a network of transformers has to say of the targets."""
+    """Return the logits of a network of transformers."""
     logits = getattr(outputs, "logits", None)
     return logits if isinstance(logits, Tensor) else outputs
 
 
 # ------------------------------------------------------------ fixed weights
 _OF_EACH = 64
-"""Numbers of a fixed weight that tell it from another, at least."""
+"Entries of a fixed weight that identify it, at least."
 _FIXED = "_fixed_weights"
-"""Where a template has the names of the fixed weights that are its buffers."""
+"Attribute of a template with the names of its fixed weights, which are buffers."
 
 
 def fixed_names(template: nn.Module) -> set[str]:
-    """Weights that are not trained, and buffers of modules none of whose weights are."""
+    """Return the names of untrained weights, and of buffers in modules without trained weights."""
     trained = {name for name, p in template.named_parameters() if p.requires_grad}
     fixed = P.fixed_weights(template) | set(getattr(template, _FIXED, ()))
     owners = {name.rpartition(".")[0] for name in fixed}
@@ -199,12 +201,12 @@ def fixed_names(template: nn.Module) -> set[str]:
 
 
 def without_fixed(template: nn.Module, stack: Params) -> Params:
-    """A stack without the fixed weights, which become constants of the template.
+    """Remove the fixed weights of a stack, which become constants of the template.
 
-    Those that are not the same in all networks stay in the stack, and all if nothing is trained.
+    Fixed weights that differ between networks stay in the stack. If nothing is trained, all stay.
 
     Args:
-        template: of the networks; it changes.
+        template: of the networks, changed in place.
         stack: the networks.
     """
     fixed = P.fixed_weights(template)
@@ -227,7 +229,7 @@ def without_fixed(template: nn.Module, stack: Params) -> Params:
 
 
 def network_of(template: nn.Module) -> nn.Module:
-    """A copy of the network that a template is of, with memory of its own: it may be changed."""
+    """Copy the network of a template, with memory of its own."""
     network = copy.deepcopy(template)
     fixed = constants_of(network)
     parameters = {id(t): nn.Parameter(t, requires_grad=False) for t in fixed.values()}
@@ -243,31 +245,31 @@ def network_of(template: nn.Module) -> nn.Module:
 
 
 def constants_of(template: nn.Module) -> dict[str, Tensor]:
-    """The fixed weights of a template, tied ones under each of their names."""
+    """Return the fixed weights of a template, tied ones under each of their names."""
     return {name: template.get_buffer(name) for name in getattr(template, _FIXED, ())}
 
 
 def sample_of_fixed(template: nn.Module) -> Tensor:
-    """Some numbers of every fixed weight, by which another backbone is told from this one."""
+    """Return some entries of every fixed weight, which identify the backbone."""
     rows = [t.detach().flatten() for t in constants_of(template).values()]
     some = [row[:: max(1, len(row) // _OF_EACH)].float().cpu() for row in rows]
     return torch.cat(some) if some else torch.empty(0)
 
 
 def check_fixed(template: nn.Module, sample: Tensor, where: str) -> None:
-    """Refuse to go on with other fixed weights than a checkpoint or another process has.
+    """Refuse other fixed weights than those of a checkpoint or of another process.
 
     Args:
         template: of the networks.
-        sample: what `sample_of_fixed` said there.
-        where: who has others.
+        sample: result of `sample_of_fixed` there.
+        where: the checkpoint or process, for the message.
     """
     present = sample_of_fixed(template)
     rounding = 0.02 * (sample.abs() + sample.abs().nanmean())
     if len(present) != len(sample) or bool(((present - sample).abs() > rounding).any()):
         raise ValueError(
-            f"{where} has other weights that are held fixed than `network`; they are not in "
-            "checkpoints: give the network with the same pretrained weights."
+            f"{where} has other fixed weights than `network`, and checkpoints do not hold "
+            "them: pass the network with the same pretrained weights."
         )
 
 
@@ -277,11 +279,11 @@ def _is_one(rows: Tensor) -> bool:
 
 @contextmanager
 def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[None]:
-    """Say which inputs a network does not take, instead of what torch has against them.
+    """Explain which inputs a network does not take, instead of the error of torch.
 
     Args:
-        network: is run meanwhile.
-        inputs: what it is given.
+        network: runs meanwhile.
+        inputs: of the network.
     """
     try:
         yield

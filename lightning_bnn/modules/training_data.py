@@ -1,4 +1,4 @@
-"""The training data: how many there are, and all batches for curvatures and statistics."""
+"""The training data: their number, and all batches for curvatures and statistics."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import Bayesian
 
 _GIVEN = list | tuple | range
-"""Numbers of examples, or batches of them, that are given in place of a sampler."""
+"Attribute names of loaders that hold examples or batches instead of a sampler."
 
 
 class Data:
-    """The training data of a module: their number, and where they are read.
+    """The training data of a module: their number and their source.
 
     Args:
-        given: number of training examples, if the user has given it.
+        given: number of training examples set by the user, or None.
 
     Attributes:
-        source: a datamodule or a loader, of the last fit or named by the user.
+        source: a datamodule or a loader, of the last fit or set by the user.
     """
 
     def __init__(self, given: int | None) -> None:
@@ -59,7 +59,7 @@ class Data:
         return {**self.__dict__, "source": None}
 
     def batches(self, module: Bayesian) -> TrainingData | None:
-        """Those of the trainer, else of the last fit or that were named; None without any."""
+        """Return the batches of the trainer, of the last fit or of the set source, or None."""
         trainer, source = trainer_of(module), self.source
         if trainer is not None:
             sources = (trainer.train_dataloader, trainer.datamodule, source)
@@ -76,25 +76,27 @@ class Data:
         rank_zero_info(f"{message}; every epoch drops {dropped}." if dropped else f"{message}.")
 
     def warn_of_unused(self, batch: Any, network: nn.Module) -> None:
-        """Say once what a batch holds that a network does not read."""
+        """Warn once of entries of a batch that a network does not read."""
         names = [name for name in left_over(batch, network) if name not in self._unused]
         base = getattr(network, "get_base_model", None)  # of peft, whose own takes anything
         asked = set(parameters_of(base())) if callable(base) else set()
         if wanted := asked & set(names):
             raise ValueError(
-                f"{', '.join(map(repr, sorted(wanted)))} of the batches would not reach the "
-                "network: pass `network.get_base_model()`, which holds the adapter, too."
+                f"{', '.join(map(repr, sorted(wanted)))} of the batches would not reach "
+                "the network: pass `network.get_base_model()`, which includes the "
+                "adapter."
             )
         if names:
             self._unused |= set(names)
             rank_zero_warn(
                 f"{', '.join(map(repr, names))} of the batches is not used: "
-                f"{type(network).__name__}.forward has no positional parameter of that name."
+                f"{type(network).__name__}.forward has no positional parameter of that "
+                "name."
             )
 
 
 def example_of(module: Bayesian) -> tuple[Any, ...]:
-    """Two rows of input: the first of the train loader's data, nothing without a loader."""
+    """Return the first two rows of the train loader's data, or None without a loader."""
     trainer = trainer_of(module)
     if trainer is None or trainer.train_dataloader is None:
         return ()
@@ -109,13 +111,13 @@ def example_of(module: Bayesian) -> tuple[Any, ...]:
 
 
 class TrainingData:
-    """The batches of an epoch, on the device, as often as they are asked for.
+    """The batches of an epoch on the device, any number of times.
 
-    Every process sees the examples of all, whoever has shared them out. Loaders of this package
-    give them in order and without augmentation, see `TensorLoader.whole`.
+    Every process receives the examples of all. Loaders of this package yield them in order and
+    without augmentation, see `TensorLoader.whole`.
 
     Args:
-        module: says what is input and what is target.
+        module: separates inputs from targets.
         source: a train loader, or a datamodule.
     """
 
@@ -123,7 +125,7 @@ class TrainingData:
         self.module, self.source = module, source
 
     def __iter__(self) -> Iterator[Batch]:
-        """Inputs and targets, in the order of the loader."""
+        """Yield inputs and targets, in the order of the loader."""
         module, source = self.module, self.source
         loader, move = source, moved_by(module)
         if hasattr(source, "train_dataloader"):
@@ -147,11 +149,11 @@ class TrainingData:
 
 
 def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
-    """Make a function that moves a batch to the device, through the hooks of whom it comes from.
+    """Return a function that moves a batch to the device, through the hooks of its source.
 
     Args:
-        module: where batches go.
-        datamodule: where they are from, if no trainer moves them.
+        module: target of the batches.
+        datamodule: source of the batches, if no trainer moves them.
     """
     if datamodule is not None:
         prepare = getattr(datamodule, "on_after_batch_transfer", lambda batch, _: batch)
@@ -163,7 +165,7 @@ def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
 
 
 def _limit(module: Bayesian, loader: Any) -> int | None:
-    """Batches of an epoch: of streams, of loaders whose other batches never come, of trials."""
+    """Return the number of batches per epoch where it is limited: streams, samplers, trials."""
     trainer = trainer_of(module)
     if trainer is None:
         return None
@@ -175,9 +177,9 @@ def _limit(module: Bayesian, loader: Any) -> int | None:
 
 
 def _first_times(sampler: Any, start: int, size: int) -> tuple[Tensor, int]:
-    """Rows of a gathered batch that do not only fill up the last one, and the place of the next.
+    """Return the rows of a gathered batch that are not repetitions, and the next position.
 
-    Processes take examples in turns; what is missing for the last turn comes from the beginning.
+    Processes take turns, and the last turn is filled up with examples from the beginning.
     """
     turns = torch.arange(start, start + size)
     numbers = turns * sampler.num_replicas + torch.arange(sampler.num_replicas)[:, None]
@@ -193,9 +195,9 @@ def _gathered(module: Bayesian, value: Any, rows: Tensor) -> Any:
 
 
 def _has_all(module: Bayesian, loader: Any) -> bool:
-    """Whether a process sees all the data by itself, as far as that can be known.
+    """Check whether a process sees all the data by itself, as far as can be known.
 
-    What is drawn in a random order may differ between processes, and be the same data.
+    Data in a random order may differ between processes, and yet be the same.
     """
     trainer = trainer_of(module)
     if trainer is None or trainer.world_size == 1:
@@ -208,9 +210,9 @@ def _has_all(module: Bayesian, loader: Any) -> bool:
 
 
 def _of_all(module: Bayesian, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Join the batches of processes whose loaders have shared out the data themselves.
+    """Join the batches of processes that share out the data by themselves.
 
-    Loaders that begin alike give all the data to every process, and are taken as they are.
+    Loaders that begin alike yield all the data in every process, and are used as they are.
     """
     processes = module.trainer.world_size
     parts = _parts(next(batches, None), processes)
@@ -224,7 +226,7 @@ def _of_all(module: Bayesian, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _parts(batch: Batch | None, processes: int) -> list[Batch]:
-    """What every process has, as far as it has any more."""
+    """Return the next batch of every process, or None from those without any more."""
     mine = batch and replace(
         batch, inputs=move_data_to_device(batch.inputs, "cpu"), targets=batch.targets.cpu()
     )
@@ -234,13 +236,13 @@ def _parts(batch: Batch | None, processes: int) -> list[Batch]:
 
 
 def _equal(a: Batch, b: Batch) -> bool:
-    """Whether two batches have the same tensors."""
+    """Check whether two batches have equal tensors."""
     pairs = zip(tree_leaves((a.inputs, a.targets)), tree_leaves((b.inputs, b.targets)), strict=True)
     return all(torch.equal(x, y) for x, y in pairs if isinstance(x, Tensor))
 
 
 def _joined(module: Bayesian, parts: Sequence[Batch]) -> Batch:
-    """One batch with the examples of several, on the device."""
+    """Join several batches on the device."""
     first = parts[0]
 
     def joined(*values: Any) -> Any:
@@ -257,9 +259,9 @@ def _joined(module: Bayesian, parts: Sequence[Batch]) -> Batch:
 
 
 def fault_of(data: TrainingData) -> str:
-    """Tell which examples hold what is not finite, or nothing if none do.
+    """Describe the first non-finite example, or return an empty string.
 
-    Nothing, too, of data that a further pass would change: streams, and workers that persist.
+    Data that another pass would change are not searched: streams, and persistent workers.
 
     Args:
         data: the batches to look through.
@@ -282,12 +284,12 @@ def fault_of(data: TrainingData) -> str:
 
 
 def data_size(loader: Any, batches: int | float | None = None) -> int:
-    """Number of different examples that a loader gives, over all processes and epochs.
+    """Return the number of distinct examples that a loader yields, over processes and epochs.
 
     Args:
-        loader: what the trainer has for training.
-        batches: how many batches of an epoch are used. A loader that shuffles gives other examples
-            in every epoch, so this only matters for those that do not.
+        loader: for training.
+        batches: number of batches used per epoch, which matters only for loaders that do not
+            shuffle.
     """
     loader, _ = only_loader(loader)
     dataset = getattr(loader, "dataset", None)
@@ -295,8 +297,9 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
     batched = batched and loader.batch_sampler is None
     if batched or not isinstance(dataset, Sized):
         raise ValueError(
-            f"`num_data` cannot be read from {type(loader).__name__}, which has no data set whose "
-            "length counts examples: pass the number of training examples to the module."
+            f"`num_data` cannot be read from {type(loader).__name__}, which has no data "
+            "set whose length counts examples: pass the number of training examples to "
+            "the module."
         )
     is_stream = isinstance(dataset, IterableDataset) or not isinstance(loader, DataLoader)
     sampler = None if is_stream else _sampler_of(loader)
@@ -313,21 +316,21 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
         return int((sampler.weights > 0).sum())
     if not isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler | None):
         raise ValueError(
-            f"`num_data` cannot be read from a loader with {type(sampler).__name__}, which may "
-            "leave examples out: pass the number of training examples to the module."
+            f"`num_data` cannot be read from a loader with {type(sampler).__name__}, which "
+            "may omit examples: pass the number of training examples to the module."
         )
     count = len(getattr(sampler, "data_source", dataset))  # which may be the first rows only
     return min(count, used)
 
 
 def in_order(loader: Any) -> bool:
-    """Check whether a loader gives the same batches in every epoch."""
+    """Check whether a loader yields the same batches in every epoch."""
     keeps_order = isinstance(_chooser_of(loader), SequentialSampler | _GIVEN)
     return keeps_order or getattr(loader, "training", None) is False
 
 
 def _sampler_of(loader: Any) -> Any:
-    """Find what chooses the examples of a loader, below what batches or shares them out."""
+    """Find the sampler that chooses the examples of a loader."""
     sampler = _chooser_of(loader)
     if isinstance(sampler, DistributedSampler):  # Lightning shares out what another one chooses
         return getattr(sampler.dataset, "_sampler", sampler)
@@ -342,25 +345,25 @@ def _chooser_of(loader: Any) -> Any:
 
 
 def batch_for(module: Bayesian, raw: Any, number: int = 0) -> Batch:
-    """A batch of a loader as methods take it.
+    """Convert a batch of a loader for methods.
 
     Args:
-        module: says what is input and what is target.
-        raw: of the loader; of a `MemberBatch` the examples of the members that are here.
-        number: how many batches of the run came before.
+        module: separates inputs from targets.
+        raw: of the loader; a `MemberBatch` has examples for every member.
+        number: index of the batch in the run.
     """
     inputs, targets = module.inputs_and_targets(raw)
     if not isinstance(targets, Tensor):
         raise ValueError(
-            f"The targets of a batch must be a tensor, got {type(targets).__name__}: give numbers "
-            "or classes from 0, or override `inputs_and_targets`."
+            f"The targets of a batch must be a tensor, got {type(targets).__name__}: use "
+            "numbers or classes from 0, or override `inputs_and_targets`."
         )
     batch = Batch(module.cast(inputs), targets, isinstance(raw, MemberBatch), number)
     if not batch.per_member:
         return batch
     if len(targets) != module.members:
         raise ValueError(
-            f"A batch has examples for {len(targets)} members, the module has {module.members}: "
-            "give the data as many `orders`."
+            f"A batch has examples for {len(targets)} members, but the module has "
+            f"{module.members}: set as many `orders` in the data."
         )
     return batch

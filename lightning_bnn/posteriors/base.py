@@ -22,7 +22,7 @@ _AT_ONCE = 2**31
 
 
 class Posterior(nn.Module, ABC):
-    """The interface of posteriors. They move, save and load as modules do.
+    """The interface of posteriors, which move, save and load as modules do.
 
     >>> class Coin(Posterior):
     ...     def sample(self, n, generator=None):
@@ -35,7 +35,7 @@ class Posterior(nn.Module, ABC):
 
     @staticmethod
     def of(source: Any, network: nn.Module | None = None, draws: bool = False) -> Posterior:
-        """Make a posterior from whatever holds networks.
+        """Make a posterior from an object that holds networks.
 
         Args:
             source: a list of modules, a stack, a bank, a folder or a file of plain networks, a
@@ -43,10 +43,10 @@ class Posterior(nn.Module, ABC):
                 of ``parameters()``), a fitted object of laplace-torch, a state or a list of states
                 of the library `posteriors`, an ensemble of TorchUncertainty or of probly, or a
                 posterior.
-            network: a module of their kind, which files and vectors need, and states that do not
-                have all of its tensors.
-            draws: whether the networks are draws of one posterior; by default each was found
-                independently of the others, as the members of an ensemble.
+            network: a module of their architecture, required for files and vectors, and for states
+                without all of its tensors.
+            draws: whether the networks are draws of one posterior; by default each is a mode of its
+                own, as the members of an ensemble are.
 
         >>> from lightning_bnn.posteriors import Posterior
         >>> networks = [nn.Linear(2, 1) for _ in range(4)]
@@ -61,21 +61,20 @@ class Posterior(nn.Module, ABC):
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks.
+        """Draw a stack of n networks.
 
         Args:
-            n: how many.
+            n: number of networks.
             generator: makes the draw repeatable; by default the global random state.
         """
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the posterior as safetensors and plain JSON, which hold no code.
 
-        Those that are tensors can be saved: Gaussians, Laplace approximations, lists of networks,
-        and mixtures of these.
+        Gaussians, Laplace approximations, lists of networks, and mixtures of these can be saved.
 
         Args:
-            folder: where no other is; it is made.
+            folder: a new folder, or one without a posterior.
 
         >>> import tempfile
         >>> from lightning_bnn.posteriors import DiagonalGaussian
@@ -90,11 +89,11 @@ class Posterior(nn.Module, ABC):
 
     @staticmethod
     def load(folder: str | os.PathLike[str], network: nn.Module | None = None) -> Posterior:
-        """Read a posterior that `save` has written, bit for bit, and run nothing in the folder.
+        """Read a posterior written by `save`, bit for bit, without running any code in the folder.
 
         Args:
-            folder: where it is.
-            network: refuse a posterior of another kind of network than this one.
+            folder: of the posterior.
+            network: module whose architecture the posterior must have.
         """
         from lightning_bnn.bundles import read_bundle
         from lightning_bnn.posteriors.saving import posterior_of
@@ -109,13 +108,12 @@ class Posterior(nn.Module, ABC):
     ) -> Predictor:
         """Predict with the same n networks for every input.
 
-        They are drawn once; networks that together are large are drawn again, a few at a time, for
-        every input.
+        The networks are drawn once. Large ones are drawn again, a few at a time, for every input.
 
         Args:
-            n: how many networks.
+            n: number of networks.
             generator: makes the draw repeatable.
-            chunk_size: networks that run at once, see `weightsym.params.apply`.
+            chunk_size: number of networks that run at once, see `weightsym.params.apply`.
 
         Returns:
             A function of a module (which gives the computation) and inputs, to outputs ``(n, batch,
@@ -141,7 +139,7 @@ class Posterior(nn.Module, ABC):
     def drawn_predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Predict with n networks that are held in memory, see `predictor`."""
+        """Predict with n networks held in memory, see `predictor`."""
         networks = self.sample(n, generator)
         return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
 
@@ -153,37 +151,37 @@ class Posterior(nn.Module, ABC):
         generator: torch.Generator | None = None,
         chunk_size: int | None = None,
     ) -> Any:
-        """Outputs of n sampled networks, ``(n, batch, ...)``.
+        """Return the outputs of n sampled networks, ``(n, batch, ...)``.
 
         Args:
             model: gives the computation.
             x: the input, or a tuple of several.
-            n: how many networks.
+            n: number of networks.
             generator: makes the draw repeatable.
-            chunk_size: networks that run at once, see `weightsym.params.apply`.
+            chunk_size: number of networks that run at once, see `weightsym.params.apply`.
         """
         inputs = x if isinstance(x, tuple) else (x,)
         return self.predictor(n, generator, chunk_size)(model, *inputs)
 
     def modes(self) -> list[Posterior]:
-        """The parts that were found independently of each other: by default there is one."""
+        """Return the independently found parts, by default the posterior itself."""
         return [self]
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log-density of every network of a stack, where the posterior has one."""
+        """Return the log-density of every network of a stack, if the posterior has one."""
         raise NotImplementedError(f"{type(self).__name__} has no density.")
 
 
 def check_count(n: int, available: int | None = None) -> None:
-    """A number of networks that can be drawn."""
+    """Require a number of networks that can be drawn."""
     check_integer("n", n)
     if n < 1 or (available is not None and n > available):
-        limit = f" and at most {available}, the networks there are" if available else ""
+        limit = f" and at most {available}, the number of networks" if available else ""
         raise ValueError(f"`n` must be at least 1{limit}, got {n}.")
 
 
 def check_fit(drawn: Params, network: nn.Module) -> None:
-    """Refuse a stack of other networks than a module."""
+    """Require a stack with the architecture of a module."""
     fixed, params = P.fixed_weights(network), P.of(network)
     expected = {n: tuple(t.shape) for n, t in params.items() if n in drawn or n not in fixed}
     shapes = {name: tuple(t.shape[1:]) for name, t in drawn.items()}
@@ -191,8 +189,8 @@ def check_fit(drawn: Params, network: nn.Module) -> None:
         there, asked = shapes.get(name, "missing"), expected.get(name, "missing")
         if there != asked:
             raise ValueError(
-                f"The posterior is not of this network: {name!r} is {there} in it, and {asked} in "
-                "`network`."
+                f"The posterior is not of this network: {name!r} is {there} in it, but "
+                f"{asked} in `network`."
             )
 
 
@@ -200,9 +198,9 @@ def joined(tensors: Params, spec: RavelSpec, title: str, stacked: bool = False) 
     """Join tensors to a vector, or to one row for each network of a stack.
 
     Args:
-        tensors: by name; others than those of the vector are left out.
-        spec: the names and shapes that they must have.
-        title: of the argument, for the one who gave it.
+        tensors: by name; those that are not in the vector are left out.
+        spec: their required names and shapes.
+        title: of the argument, for messages.
         stacked: whether the first dimension counts networks.
     """
     for name, shape in zip(spec.names, spec.shapes, strict=True):
@@ -217,7 +215,7 @@ def joined(tensors: Params, spec: RavelSpec, title: str, stacked: bool = False) 
 def standard_normal(
     shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Random numbers with the type and the device of a tensor, whatever that of the generator.
+    """Draw standard normal numbers with the type and device of a tensor, from any generator.
 
     Args:
         shape: of the result.
@@ -229,11 +227,11 @@ def standard_normal(
 
 
 def with_constants(weights: Params, constants: Params, order: Sequence[str]) -> Params:
-    """A stack of networks.
+    """Combine the weights of a stack with tensors that all its networks share.
 
     Args:
-        weights: a stack of some of their tensors.
-        constants: the others, which are the same in all networks.
+        weights: a stack of some tensors.
+        constants: the other tensors, shared by all networks.
         order: of all names.
     """
     n = P.stack_size(weights)

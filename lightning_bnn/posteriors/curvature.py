@@ -1,4 +1,4 @@
-"""The curvature of a trained network's loss, and the prior that it speaks for."""
+"""The curvature of a trained network's loss, and the prior precision that it suggests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weightsym.params import Params, check_memory, first_line, precise
 
 Structure = Literal["full", "kron", "diag"]
 _LARGEST = 20_000
-"""Weights of a full matrix; its eigenvectors take 3 GB."""
+"Largest number of weights of a full matrix, whose eigenvectors take 3 GB."
 
 
 def last_layer_name(model: nn.Module) -> str:
@@ -54,17 +54,17 @@ def curvature(
     last_layer: str | None = None,
     progress: bool = False,
 ) -> list[CurvatureBlock]:
-    """Generalised Gauss-Newton matrix of the negative log-likelihood, summed over the data.
+    """Return the Gauss-Newton matrix of the negative log-likelihood, summed over the data.
 
     Args:
         model: gives the computation; weights that do not require gradients are left out.
         params: one network.
-        batches: the training data, inputs (one, or a tuple of several) and targets; they are asked
-            for several times.
+        batches: the training data, inputs (one, or a tuple of several) and targets, iterated
+            several times.
         likelihood: ``Categorical``, ``Bernoulli``, ``Gaussian``, or one with a `curvature_root`.
         structure: ``"full"`` matrix, Kronecker factors of every layer (``"kron"``), or ``"diag"``.
-        last_layer: only that of this layer, which must be linear and the last.
-        progress: show a bar.
+        last_layer: name of a linear last layer, to which the curvature is restricted.
+        progress: whether to show a progress bar.
     """
     check_choice("structure", structure, get_args(Structure))
     curvature_root(likelihood)
@@ -84,7 +84,7 @@ def curvature(
         runner, batches = runner.float(), MappedBatches(batches, _in_single_precision)
     blocks = _blocks(runner, batches, likelihood, structure, progress)
     if not all(bool(block.eigenvalues.isfinite().all()) for block in blocks):
-        raise ValueError("The curvature is not finite: look for NaN in the data and the weights.")
+        raise ValueError("The curvature is not finite: check the data and the weights for NaN.")
     return [replace(block, names=tuple(prefix + n for n in block.names)) for block in blocks]
 
 
@@ -99,13 +99,13 @@ def _blocks(
     size = sum(model.get_parameter(n).numel() for n in names)
     if structure == "full" and size > _LARGEST:
         raise ValueError(
-            f"A full curvature of {size} weights takes {size**2 * 8 / 1e9:.0f} GB: take "
+            f"A full curvature of {size} weights takes {size**2 * 8 / 1e9:.0f} GB: set "
             "`structure='kron'` or 'diag', or `layers='last'`."
         )
     if structure == "kron":  # of the rows and of the columns of every weight, and their bases
         weights = [t for n in names if (t := model.get_parameter(n)).ndim > 1]
         numbers = 2 * sum(len(t) ** 2 + (t.numel() / len(t)) ** 2 for t in weights)
-        instead = "take `structure='diag'`, or `layers='last'`"
+        instead = "set `structure='diag'`, or `layers='last'`"
         device = next(model.parameters()).device
         check_memory(4 * numbers, device, "A curvature in Kronecker factors", instead)
     try:
@@ -119,7 +119,8 @@ def _blocks(
         unusual = f" (it has {', '.join(without_factors(model))})" if without_factors(model) else ""
         raise ValueError(
             f"Laplace cannot compute a curvature `structure={structure!r}` of "
-            f"{type(model).__name__}{unusual}: {first}. Take `layers='last'`, or another structure."
+            f"{type(model).__name__}{unusual}: {first}. Set `layers='last'`, or another "
+            "structure."
         ) from error
     if structure == "diag":
         return [CurvatureBlock(names, matrix[:, None])]
@@ -132,7 +133,7 @@ def _of_linear(
     layer: nn.Linear, names: Sequence[str], batches: Iterable[Batch], likelihood: nn.Module,
     diagonal: bool,
 ) -> list[CurvatureBlock]:  # fmt: skip
-    r"""The curvature of a linear layer whose outputs are those of the network, in closed form.
+    r"""Compute in closed form the curvature of a linear layer that returns the network's outputs.
 
     .. math:: \textstyle\sum_i \mathrm{diag}(\Lambda_i) (\phi_i^2)^T \quad \text{or} \quad
         \sum_i \Lambda_i \otimes \tfrac1n \sum_i \phi_i \phi_i^T
@@ -154,9 +155,9 @@ def _of_linear(
 def _summed_curvature(
     likelihood: nn.Module, outputs: Tensor, diagonal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The curvature at the outputs, summed over examples: a diagonal or a matrix.
+    """Sum the curvature at the outputs over examples, as a diagonal or a matrix.
 
-    Also the diagonal for every example.
+    Return also the diagonal for every example.
     """
     if isinstance(likelihood, Categorical):
         p = outputs.softmax(-1)
@@ -170,12 +171,12 @@ def _summed_curvature(
 
 @dataclass
 class MappedBatches:
-    """Batches with a function applied to each, as often as they are asked for.
+    """Batches with a function applied to each, any number of times.
 
     Attributes:
-        batches: anything that can be iterated several times.
-        function: from a batch to inputs and targets.
-        examples: how many there were when they were last read.
+        batches: an iterable that can be read several times.
+        function: of a batch, returns inputs and targets.
+        examples: number of examples in the last pass.
     """
 
     batches: Iterable[Any]
@@ -202,12 +203,12 @@ def _features(model: nn.Module, layer: str, likelihood: Any, x: Any, y: Tensor) 
     features, outputs = features_of(model, P.of(model), layer, *inputs_of(x))
     last = model.get_submodule(layer)(features)
     if last.shape != outputs.shape or not torch.allclose(last, outputs, rtol=1e-4, atol=1e-5):
-        raise ValueError(f"The layer {layer!r} is not the last: what it returns is changed.")
+        raise ValueError(f"The layer {layer!r} is not the last: its outputs are changed.")
     return _rows(likelihood, (features, y))
 
 
 def _rows(likelihood: Any, batch: Batch) -> Batch:
-    """Inputs of a linear layer at the positions that count, and what they are of."""
+    """Return the inputs of a linear layer at the positions with targets, and their examples."""
     x, y = batch
     (features,) = inputs_of(x)
     rows: Batch = (
@@ -220,7 +221,7 @@ def _rows(likelihood: Any, batch: Batch) -> Batch:
 def log_marginal_likelihood(
     blocks: Sequence[CurvatureBlock], mean: Params, prior_precision: float
 ) -> float:
-    r"""Log evidence of a prior, without the log-likelihood at the mean.
+    r"""Return the log evidence of a prior, without the log-likelihood at the mean.
 
     .. math:: -\frac12 \Big(\lambda \|\hat\omega\|^2
         + \sum_i \log \frac{h_i + \lambda}{\lambda}\Big)
@@ -237,7 +238,7 @@ def log_marginal_likelihood(
 
 
 def likeliest_precision(blocks: Sequence[CurvatureBlock], mean: Params) -> float:
-    """The prior precision of largest marginal likelihood."""
+    """Return the prior precision that maximises the marginal likelihood."""
     best = minimize_scalar(
         lambda log: -log_marginal_likelihood(blocks, mean, math.exp(log)),
         bounds=(-12.0, 16.0),

@@ -1,4 +1,4 @@
-"""Networks some of whose units are dropped at random."""
+"""Networks with randomly dropped units."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NO_MASKS = {
 }
 _ATTENTION = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 ACTIVE: frozenset[Any] = frozenset((F.dropout, *_BY_CHANNEL, *_NO_MASKS))
-"""Functions with an argument ``training`` that decides whether they drop something."""
+"Functions with an argument ``training`` that switches their dropout on."
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class DropoutSite:
     """One call of dropout.
 
     Args:
-        rate: how many units are dropped.
-        units: how many there are.
-        weight: name of the weight that reads them, None if it is not one.
-        repeat: columns of the weight for each unit.
-        reason: why there is no such weight.
-        fused: whether attention itself drops, which it says in training only.
+        rate: fraction of dropped units.
+        units: number of units.
+        weight: name of the weight that reads them, None if there is none.
+        repeat: number of columns of the weight for each unit.
+        reason: explanation why there is no such weight.
+        fused: whether attention itself drops, which it reports in training only.
     """
 
     rate: float
@@ -66,12 +66,12 @@ class DropoutSite:
 
 @torch.no_grad()
 def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
-    """Find all calls of dropout of a network in evaluation mode, in the order of the forward pass.
+    """Find all calls of dropout in a network in evaluation mode, in the order of the forward pass.
 
-    What `F.scaled_dot_product_attention` drops comes first, whatever the order.
+    Those of `F.scaled_dot_product_attention` come first, whatever the order.
 
     A weight reads the units of a call if multiplying its columns changes the outputs exactly as
-    multiplying the units does, whatever the units are: that is tried with random numbers.
+    multiplying the units does. Random numbers test this.
 
     Args:
         model: the network.
@@ -86,8 +86,8 @@ def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]
         fused = _fused_sites(model, example) if watch.attention else []
         if not any(site.rate > 0 for site in (*fused, *watch.sites)):
             raise ValueError(
-                f"`network` {type(model).__name__} has no dropout of a rate above 0: put some into "
-                "it, or pass `p` to `MCDropout`, which puts it before linear layers."
+                f"`network` {type(model).__name__} has no dropout with a rate above 0: add "
+                "some, or pass `p` to `MCDropout`, which inserts it before linear layers."
             )
         sites = enumerate(watch.sites)
         return fused + [_with_reader(model, example, k, s) if s.units else s for k, s in sites]
@@ -103,14 +103,14 @@ def drops_units(model: nn.Module, example: Sequence[Any]) -> bool:
 
 
 def _fused_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]:
-    """What attention drops by itself in training, in order."""
+    """List the dropout inside attention in training, in order."""
     rates = _in_training(model, example).attention
     sites = [DropoutSite(rate, reason="it is in attention", fused=True) for rate in rates]
     return sites if any(rates) else []
 
 
 def _in_training(model: nn.Module, example: Sequence[Any]) -> _Watch:
-    """Calls of dropout of a copy in training, up to an error such as that of BatchNorm."""
+    """List calls of dropout of a copy in training, up to an error such as that of BatchNorm."""
     watch = _Watch()
     with random_numbers(elsewhere(model.parameters())), watch, suppress(Exception):
         structural_copy(model).train()(*example)
@@ -144,10 +144,10 @@ def _with_reader(
 
 
 class _Watch(TorchFunctionMode):
-    """Notes calls of dropout. Noise is added to what one of them gives, and factors multiply both.
+    """Records calls of dropout, and can add noise to one of them or multiply its units.
 
     Args:
-        index: number of the call; none by default.
+        index: number of the call; by default none.
         factors: for every unit.
     """
 
@@ -185,18 +185,18 @@ class _Watch(TorchFunctionMode):
 
 
 class Dropout(Posterior):
-    r"""Every draw drops units of a network, each with the rate of its dropout layer.
+    r"""A network with randomly dropped units, each with the rate of its dropout layer.
 
     .. math:: W'_{i j} = W_{i j}\, z_j / (1 - p), \quad z_j \sim \mathrm{Bernoulli}(1 - p)
 
-    Predictions drop other units for every input, as dropout does in training; everything else
-    (BatchNorm) is in evaluation mode. A sample of weights drops the same units for all inputs: what
-    reads them, the columns of the next weight, is zero, and the other columns are divided by one
-    minus the rate.
+    Predictions drop different units for every input, as dropout does in training. Everything else,
+    such as BatchNorm, is in evaluation mode. A sample of weights drops the same units for all
+    inputs: the columns of the next weight that read them are zero, and the other columns are
+    divided by one minus the rate.
 
     Args:
-        networks: a stack; the draws are spread over its members evenly.
-        sites: where units are dropped, see `dropout_sites`; predictions can do without.
+        networks: a stack, over whose members the draws are spread evenly.
+        sites: calls of dropout, see `dropout_sites`; not needed for predictions.
         layers: whether ``"all"`` sites are active or only the ``"last"``.
 
     References:
@@ -224,11 +224,11 @@ class Dropout(Posterior):
         self.constants = NamedTensors(networks)
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"{self.size} networks, units of {self.layers} layers dropped"
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks with units dropped."""
+        """Draw a stack of n networks with dropped units."""
         check_count(n)
         if self.sites is None:
             raise ValueError("`sites` must be known to draw weights, see `dropout_sites`.")
@@ -238,7 +238,8 @@ class Dropout(Posterior):
         for site in (site for site in chosen if site.rate > 0):
             if site.weight is None:
                 raise ValueError(
-                    f"This dropout is no sample of weights, since {site.reason}; predictions work."
+                    "This dropout is not a distribution over weights, since "
+                    f"{site.reason}; only predictions work."
                 )
             weight = drawn[site.weight]
             mask = _mask(n, site, weight, generator)
@@ -248,7 +249,7 @@ class Dropout(Posterior):
     def predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Predict n times, with masks of their own for every input, from the global generator."""
+        """Predict n times, with different masks for every input, from the global generator."""
         check_count(n)
         members = P.unstack(self.constants.tensors())
         counts = [len(range(m, n, self.size)) for m in range(min(n, self.size))]
@@ -267,13 +268,13 @@ class Dropout(Posterior):
         return predict
 
     def modes(self) -> list[Posterior]:
-        """Every network with its own units dropped."""
+        """Return one posterior for each network."""
         members = P.unstack(self.constants.tensors())
         return [Dropout(P.stack([member]), self.sites, self.layers) for member in members]
 
 
 class _Active(TorchFunctionMode):
-    """Dropout drops although its network is in evaluation mode."""
+    """A mode in which dropout drops units, although its network is in evaluation mode."""
 
     def __init__(self, sites: Sequence[DropoutSite], layers: Layers) -> None:
         super().__init__()
@@ -290,7 +291,7 @@ class _Active(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """The sites of a network come in the order of its forward pass."""
+        """Intercept calls of dropout, which come in the order of the forward pass."""
         kwargs = kwargs or {}
         if func in ACTIVE:
             kwargs = {**kwargs, "training": self.calls >= self.first}
@@ -301,7 +302,7 @@ class _Active(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def begin(self, *_: Any) -> None:
-        """The hook of a network that runs: its sites are counted from the first."""
+        """Restart the count of sites at the beginning of a forward pass."""
         self.calls, self.attention = 0, iter(self.rates)
 
 

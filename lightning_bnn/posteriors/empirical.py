@@ -1,4 +1,4 @@
-"""Posteriors that are made of networks: a list of them, and a mixture of posteriors."""
+"""Posteriors made of networks or of other posteriors: a list, and a mixture."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ __all__ = ["Empirical", "Mixture"]
 
 
 class Empirical(Posterior):
-    r"""The networks of a stack, each as likely as the others.
+    r"""The networks of a stack, all equally likely.
 
     .. math:: q = \frac{1}{N} \sum_i \delta_{w_i}
 
-    Networks are drawn without replacement: one that is there twice would bias a comparison.
+    Networks are drawn without replacement, since duplicates would bias a comparison.
 
     Args:
         networks: a stack, or a list of modules.
-        chains: for every network, the chain that it belongs to; by default each was found
-            independently of the others.
+        chains: index of the chain of every network; by default each network is a mode of its own.
 
     >>> posterior = Empirical({"w": torch.arange(3.0)}, chains=[0, 1, 0])
     >>> sorted(posterior.sample(3)["w"].tolist())
@@ -62,7 +61,7 @@ class Empirical(Posterior):
         self.constants = NamedTensors(networks)
 
     def modes(self) -> list[Posterior]:
-        """The networks of each chain."""
+        """Return the networks of each chain."""
         rows: dict[int, list[int]] = {}
         for row, chain in enumerate(self.chains):
             rows.setdefault(chain, []).append(row)
@@ -73,7 +72,7 @@ class Empirical(Posterior):
         ]
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         modes = len(set(self.chains))
         networks = self.networks
         weights = sum(networks[name][0].numel() for name in varying_weights(networks))
@@ -83,11 +82,11 @@ class Empirical(Posterior):
 
     @property
     def networks(self) -> Params:
-        """The stack that the posterior was made of."""
+        """The networks of the posterior, as a stack."""
         return self.constants.tensors()
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n different networks, in random order."""
+        """Draw a stack of n different networks, in random order."""
         check_count(n, self.size)
         chosen = _order(self.size, generator)[:n]
         return {name: t[chosen.to(t.device)] for name, t in self.networks.items()}
@@ -95,19 +94,19 @@ class Empirical(Posterior):
     def predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Predict with n of the networks, in their own order if those are all."""
+        """Predict with n of the networks, in their own order if n is their number."""
         networks = self.networks if n == self.size else self.sample(n, generator)
         return lambda model, *x: P.apply(model, networks, *x, chunk_size=chunk_size)
 
 
 class Mixture(Posterior):
-    r"""Several posteriors, one after the other: the multi-mode variant of any of them.
+    r"""A mixture of several posteriors, such as one for each mode.
 
     .. math:: q = \sum_k \pi_k\, q_k
 
     Args:
         components: posteriors over the same network.
-        weights: how likely each is; by default all the same.
+        weights: their probabilities, by default equal.
 
     >>> modes = [Empirical({"w": torch.full((5,), float(k))}) for k in range(2)]
     >>> Mixture(modes).sample(4)["w"].unique()
@@ -133,18 +132,18 @@ class Mixture(Posterior):
         self.register_buffer("weights", (values / values.sum()).double())
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"{len(self.components)} components, the first {self.components[0]}"
 
     def modes(self) -> list[Posterior]:
-        """The components, each with one mode or several."""
+        """Return the modes of all components."""
         return cast(list[Posterior], list(self.components))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks, in random order.
+        """Draw a stack of n networks, in random order.
 
-        Components get their expected numbers of networks, rounded at random: the sample is spread
-        over the modes as evenly as it can be, and its expectation is that of the mixture.
+        Components get their expected numbers of networks, randomly rounded: the sample is spread
+        over the modes as evenly as possible, and its expectation is that of the mixture.
         """
         shares, order = self._spread(n, generator)
         parts = [component.sample(count, by) for component, count, by in shares]
@@ -155,7 +154,7 @@ class Mixture(Posterior):
     def predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Every component predicts in its own way."""
+        """Predict with every component in its own way."""
         shares, order = self._spread(n, generator)
         parts = [component.predictor(count, by, chunk_size) for component, count, by in shares]
 
@@ -166,14 +165,14 @@ class Mixture(Posterior):
         return predict
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log-density of every network of a stack."""
+        """Return the log-density of every network of a stack."""
         logs = torch.stack([component.log_prob(params) for component in self.modes()])
         return torch.logsumexp(logs + self.weights.log().to(logs)[:, None], 0)
 
     def _spread(
         self, n: int, generator: torch.Generator | None
     ) -> tuple[list[tuple[Posterior, int, torch.Generator | None]], Tensor]:
-        """Components that draw something, how much, and by which generator, and the order."""
+        """Return components with draws, their numbers and generators, and the order."""
         check_count(n)
         counts, generators, order = spread(n, self.weights, generator)
         shares = zip(self.modes(), counts, generators, strict=True)
@@ -181,12 +180,12 @@ class Mixture(Posterior):
 
 
 def mixture_of(modes: Sequence[Posterior]) -> Posterior:
-    """The mixture of some posteriors, or the only one."""
+    """Return the mixture of some posteriors, or the only one."""
     return modes[0] if len(modes) == 1 else Mixture(modes)
 
 
 def _check_alike(parts: Sequence[Params]) -> None:
-    """Refuse draws of networks of several kinds."""
+    """Require draws of networks with equal shapes."""
     shapes = [{name: t.shape[1:] for name, t in part.items()} for part in parts]
     if any(other != shapes[0] for other in shapes):
         raise ValueError("`components` must be posteriors of the same network, but shapes differ.")
@@ -197,11 +196,11 @@ def spread(
 ) -> tuple[list[int], list[torch.Generator | None], Tensor]:
     """Spread n draws over components: counts, generators of their own, and an order.
 
-    Systematic sampling: one random offset for all components. What a component draws depends on
-    its place only, and not on what the others draw.
+    This is systematic sampling, with one random offset for all components. The draws of a component
+    depend on its position only, not on those of the others.
 
     Args:
-        n: how many draws.
+        n: number of draws.
         weights: positive numbers, one for each component.
         generator: by default components draw from the global random state.
     """

@@ -1,4 +1,4 @@
-r"""The Gauss-Newton matrix of a network: roots of the curvature at its outputs, pulled back.
+r"""The Gauss-Newton matrix of a network, from roots of the curvature at its outputs.
 
 .. math:: H = \sum_i J_i^T \Lambda_i J_i, \quad
     \Lambda(f) = E_{y \sim p(y | f)}\big[\nabla_f \log p(y | f) \nabla_f \log p(y | f)^T\big]
@@ -96,9 +96,9 @@ def gauss_newton(
 
 
 def _columns(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Columns of the roots for every example, ``(batch, r, ...)`` with the shape of its outputs.
+    """Return columns of the roots for every example, ``(batch, r, ...)`` in the outputs' shape.
 
-    Of several positions each has columns of its own, which are zero at the others.
+    Each of several positions has columns of its own, which are zero at the others.
     """
     root = curvature_root(likelihood)
     if outputs.ndim == 2 and getattr(likelihood, "ignore_index", None) is None:
@@ -126,7 +126,7 @@ def _columns(likelihood: Any, outputs: Tensor, targets: Tensor) -> Tensor:
 def _pulled_back(
     model: nn.Module, weights: Params, inputs: Sequence[Any], columns: Tensor
 ) -> Tensor:
-    """Gradients of all weights, a row for each column ``(batch, r, outputs)`` of the roots."""
+    """Return gradients of all weights, a row for each column ``(batch, r, outputs)`` of roots."""
     try:
         return _at_once(model, weights, inputs, columns)
     except (RuntimeError, NotImplementedError, IndexError):  # vmap cannot run some networks

@@ -1,4 +1,4 @@
-"""Gaussians over weights: independent ones, and those with a low-rank covariance as well."""
+"""Gaussians over weights, independent ones and those with a low-rank covariance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DiagonalGaussian(Posterior):
     Args:
         mean: one network.
         std: standard deviations of its weights, or one number for all.
-        names: what counts as weights, by default all floating tensors but BatchNorm statistics.
+        names: names of the weights, by default all floating tensors but BatchNorm statistics.
 
     >>> posterior = DiagonalGaussian({"w": torch.zeros(3)}, std=0.1)
     >>> posterior.sample(5)["w"].shape
@@ -68,11 +68,11 @@ class DiagonalGaussian(Posterior):
 
     @classmethod
     def fit(cls, networks: Params) -> DiagonalGaussian:
-        """From a stack of networks: their means and standard deviations.
+        """Fit the means and standard deviations of a stack of networks.
 
-        Networks that are permutations of each other average to nothing; brought into one frame
-        first, by `weightsym.align` or `match`, they make a compact representation of
-        the whole stack. Buffers, and what is the same in all networks, are those of the last one.
+        The mean of networks that are permutations of each other is useless. Bring them into one
+        frame first, by `weightsym.align` or `match`, for a compact representation of the whole
+        stack. Buffers, and tensors that are equal in all networks, are those of the last one.
 
         Args:
             networks: a stack.
@@ -90,7 +90,7 @@ class DiagonalGaussian(Posterior):
         return cls(mean, {name: t.clamp(min=least) for name, t in std.items()}, list(std))
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"{len(self.mean)} weights"
 
     # -------------------------------------------------------- as networks
@@ -106,10 +106,10 @@ class DiagonalGaussian(Posterior):
         return unravel(self.log_std.detach().exp(), self.spec)
 
     def prune(self, fraction: float) -> Params:
-        """The means, with those that are least certain set to zero.
+        """Return the means, with the least certain ones set to zero.
 
         Args:
-            fraction: of the weights to remove, those with the largest standard deviations.
+            fraction: of the weights, by falling standard deviation.
 
         >>> q = DiagonalGaussian({"w": torch.ones(4)}, {"w": torch.tensor([1.0, 3.0, 2.0, 4.0])})
         >>> q.prune(0.5)["w"]
@@ -123,21 +123,21 @@ class DiagonalGaussian(Posterior):
         return {**self.centre, **unravel(self.mean.detach() * mask, self.spec)}
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks. Gradients flow to mean and standard deviation."""
+        """Draw a stack of n networks. Gradients flow to mean and standard deviation."""
         check_count(n)
         noise = standard_normal((n, len(self.mean)), self.mean, generator)
         weights = unravel(self.mean + self.log_std.exp() * noise, self.spec)
         return with_constants(weights, self.constants.tensors(), self.order)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log-density of every network of a stack."""
+        """Return the log-density of every network of a stack."""
         rows = joined(params, self.spec, "params", stacked=True)
         rows, mean, log_std = map(at_least_single, (rows, self.mean, self.log_std))
         z = (rows - mean) / log_std.exp()
         return -(z.square() / 2 + log_std + _LOG_2PI / 2).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Differential entropy of the Gaussian, in nats."""
+        """Return the differential entropy of the Gaussian, in nats."""
         return (at_least_single(self.log_std) + (1 + _LOG_2PI) / 2).sum()
 
 
@@ -153,20 +153,20 @@ def _deviations(std: Params | float, spec: RavelSpec, like: Tensor) -> Tensor:
 
 
 class LowRankGaussian(Posterior):
-    r"""Half of the covariance is diagonal, half is that of the last networks of a trajectory.
+    r"""A Gaussian whose covariance is half diagonal, and half that of the last networks of a run.
 
     .. math:: w = \mu + \sqrt{s} \Big(\tfrac{1}{\sqrt 2} \sigma \odot z_1
         + \tfrac{1}{\sqrt{2 (K - 1)}} D z_2\Big)
 
-    One draw of the K low-rank numbers moves all tensors, so that correlations between layers are
-    kept; K is the number of networks that are there.
+    One draw of the K low-rank numbers moves all tensors, and so preserves correlations between
+    layers. K is the number of deviations.
 
     Args:
         mean: one network.
         std: standard deviations of its weights.
         deviations: a stack of K networks minus the mean.
-        scale: multiplies the covariance.
-        names: what counts as weights, by default all floating tensors but BatchNorm statistics.
+        scale: factor of the covariance.
+        names: names of the weights, by default all floating tensors but BatchNorm statistics.
 
     References:
         | A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
@@ -209,7 +209,7 @@ class LowRankGaussian(Posterior):
         self.constants = NamedTensors({n: t for n, t in mean.items() if n not in weights})
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"{self.mean.numel()} weights, rank {len(self.deviations)}"
 
     @classmethod
@@ -219,12 +219,12 @@ class LowRankGaussian(Posterior):
         rank: int | None = None,
         scale: float = 1.0,
     ) -> LowRankGaussian:
-        """From a stack of networks: moments of all, deviations of the last ones.
+        """Fit the moments of a stack of networks, and the deviations of the last ones.
 
         Args:
             networks: a stack, in the order of the trajectory.
-            rank: how many deviations are kept, by default 20 or all that there are.
-            scale: multiplies the covariance.
+            rank: number of deviations, at most 20 by default.
+            scale: factor of the covariance.
         """
         mean, std = _moments(networks, 0)
         size = stack_size(networks)
@@ -235,7 +235,7 @@ class LowRankGaussian(Posterior):
         return cls(mean, std, deviations, scale, list(std))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks."""
+        """Draw a stack of n networks."""
         check_count(n)
         rank, size = self.deviations.shape
         diagonal, low_rank = (standard_normal((n, k), self.mean, generator) for k in (size, rank))
@@ -244,14 +244,14 @@ class LowRankGaussian(Posterior):
         return with_constants(weights, self.constants.tensors(), self.order)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log-density of every network of a stack."""
+        """Return the log-density of every network of a stack."""
         rows = at_least_single(joined(params, self.spec, "params", stacked=True))
         mean, std, deviations = map(at_least_single, (self.mean, self.std, self.deviations))
         variances = self.scale / 2 * std.square()
         if fixed := int((variances == 0).sum()):
             raise ValueError(
-                "`log_prob` needs weights that all vary: the diagonal part of the covariance is 0 "
-                f"for {fixed} of {len(std)}."
+                "`log_prob` requires weights with a positive variance: the diagonal part "
+                f"of the covariance is 0 for {fixed} of {len(std)}."
             )
         factor = deviations.T * math.sqrt(self.scale / (2 * (len(deviations) - 1)))
         return torch.distributions.LowRankMultivariateNormal(mean, factor, variances).log_prob(rows)
@@ -259,11 +259,11 @@ class LowRankGaussian(Posterior):
 
 # ------------------------------------------------------------ fits to stacks
 def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
-    """Means, with all else of the last network, and standard deviations of weights that vary."""
+    """Return means, other tensors of the last network, and deviations of the weights that vary."""
     if not isinstance(networks, dict):
         raise ValueError(
-            "`networks` must be a stack, `params.stack([...])` makes one of a list, got a "
-            f"{type(networks).__name__}."
+            "`networks` must be a stack, as `params.stack([...])` makes from a list, got "
+            f"a {type(networks).__name__}."
         )
     if stack_size(networks) < 2:
         raise ValueError(f"`networks` must hold at least 2 networks, got {stack_size(networks)}.")

@@ -30,27 +30,27 @@ from lightning_bnn.posteriors.laplace import CurvatureBlock
 from weightsym.params import check_memory
 
 _BYTES = 2**24
-"""Size of the gradients that are in memory at a time, apart from those of a single column."""
+"Size of the gradients in memory at a time, apart from those of a single column."
 
 
 def without_factors(model: nn.Module) -> list[str]:
-    """Names of the layers with trained weights that Kronecker factors are not made for."""
+    """Return the names of layers with trained weights that have no Kronecker factors."""
     return sorted({type(m).__name__ for m in _trained(model).values() if not _has_factors(m)})
 
 
 def _has_factors(module: nn.Module) -> bool:
-    """Tell whether it is a layer as torch has it: subclasses may do anything in their forward."""
+    """Check whether a module is a layer of torch itself, not a subclass with its own forward."""
     is_convolution = type(module).forward is nn.Conv2d.forward
     return is_linear(module) or (is_convolution and getattr(module, "groups", 1) == 1)
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Tell whether it is a linear layer as torch has it."""
+    """Check whether a module is a linear layer of torch itself."""
     return type(module).forward is nn.Linear.forward
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold weights that require gradients."""
+    """Return the modules with weights that require gradients."""
     modules = model.named_modules()
     return {n: m for n, m in modules if any(p.requires_grad for p in m.parameters(recurse=False))}
 
@@ -59,9 +59,9 @@ def _trained(model: nn.Module) -> dict[str, nn.Module]:
 def kronecker_factors(
     model: nn.Module, batches: Iterable[Batch], likelihood: nn.Module, progress: bool = False
 ) -> list[CurvatureBlock]:
-    """A block for every weight and bias, of the summed negative log-likelihood.
+    """Compute a block for every weight and bias, of the summed negative log-likelihood.
 
-    Roots of all positions of an example are pulled back at once, with random signs, so that
+    Roots at all positions of an example are pulled back at once, with random signs, so that
     products of two positions vanish in the mean.
 
     Args:
@@ -71,14 +71,12 @@ def kronecker_factors(
         progress: show a bar.
     """
     if without_factors(model):
-        raise ValueError(
-            "there are Kronecker factors of linear layers and ungrouped 2D convolutions only"
-        )
+        raise ValueError("only linear layers and ungrouped 2D convolutions have Kronecker factors")
     layers = {name: _Layer(m) for name, m in _trained(model).items()}
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     weights = [p for x in layers.values() for p in x.module.parameters() if p.requires_grad]
     if len(weights) > len(names):
-        raise ValueError("there are no Kronecker factors of weights that layers share")
+        raise ValueError("weights that layers share have no Kronecker factors")
     signs = torch.Generator().manual_seed(0)
     hooks = [x.module.register_forward_hook(x.see, with_kwargs=True) for x in layers.values()]
     try:
@@ -100,7 +98,7 @@ def kronecker_factors(
 
 
 def factored_blocks(prefix: str, outputs: Tensor, inputs: Tensor) -> dict[str, CurvatureBlock]:
-    """The blocks of a layer's weight and bias, whose factors are those of outputs and inputs."""
+    """Return the blocks of a layer's weight and bias, from the factors of outputs and inputs."""
     rows, left = torch.linalg.eigh(outputs)
     columns, right = torch.linalg.eigh(inputs)
     rows, columns = rows.clamp(min=0), columns.clamp(min=0)
@@ -115,9 +113,9 @@ class _Layer:
     """Sums of the factors of a layer.
 
     Attributes:
-        uses: how many inputs there were.
+        uses: number of inputs.
         outputs: of the calls since the last pull-back, with their numbers of entries.
-        counted: which positions of the batch count, ``(batch, positions)``; None if all do.
+        counted: mask of the positions with targets, ``(batch, positions)``; None for all.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -161,7 +159,7 @@ class _Layer:
 
 
 def _counted(likelihood: Any, targets: Tensor) -> Tensor | None:
-    """The positions that are said something about, as targets have them."""
+    """Return the mask of the positions with targets."""
     index = getattr(likelihood, "ignore_index", None)
     counted = torch.ones_like(targets, dtype=torch.bool) if index is None else targets != index
     if getattr(likelihood, "next_token", False) and targets.ndim == 2:
@@ -170,7 +168,7 @@ def _counted(likelihood: Any, targets: Tensor) -> Tensor | None:
 
 
 def _check_uses(rows: Tensor, layers: Mapping[str, _Layer]) -> None:
-    """Refuse weights that are used without a call of their layer. Others may be unused."""
+    """Refuse weights that are used without a call of their layer."""
     for name, layer in layers.items():
         weights = [p for p in layer.module.parameters() if p.requires_grad]
         if not layer.outputs and rows.requires_grad:
@@ -182,7 +180,7 @@ def _check_uses(rows: Tensor, layers: Mapping[str, _Layer]) -> None:
 def _columns(
     likelihood: Any, outputs: Tensor, targets: Tensor, signs: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Rows of outputs ``(m, k)`` that count, and columns of their roots ``(r, m, k)``."""
+    """Return rows of outputs ``(m, k)`` with targets, and columns of their roots ``(r, m, k)``."""
     has_positions = isinstance(likelihood, Categorical) and outputs.ndim > 2
     selects = has_positions or getattr(likelihood, "ignore_index", None) is not None
     rows = likelihood.rows(outputs, targets)[0] if selects else outputs
@@ -215,7 +213,7 @@ def _add(rows: Tensor, columns: Tensor, layers: Sequence[_Layer]) -> None:
 def _pulled_back(
     rows: Tensor, edges: Sequence[GradientEdge], columns: Tensor
 ) -> Sequence[Tensor | None]:
-    """Gradients at the outputs of all calls, None where none comes, ``(columns, ...)``."""
+    """Return gradients at the outputs of all calls, ``(columns, ...)``, or None without any."""
     options: Any = {"retain_graph": True, "allow_unused": True}
     if len(columns) > 1:
         try:

@@ -33,20 +33,20 @@ __all__ = ["LaplaceGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _LARGEST_ROOT = 2**27
-"""Bytes of a root of a covariance that is kept from one draw to the next."""
+"Largest root of a covariance, in bytes, that is stored between draws."
 _LARGEST_LAYERS = 2**30
-"""Bytes of last layers that are drawn."""
+"Largest size of drawn last layers, in bytes."
 Prediction = Literal["linearised", "network"]
 
 
 @dataclass(frozen=True)
 class CurvatureBlock:
-    r"""Curvature of some weights W, a matrix of them: eigenvalues, and where they live.
+    r"""Curvature of the matrix W of some weights: eigenvalues, and rotations.
 
-    Coordinates are :math:`L^T W R`; a missing rotation is the identity.
+    The coordinates are :math:`L^T W R`, where a missing rotation is the identity.
 
     Args:
-        names: of the tensors, whose numbers are the rows and columns of W in order.
+        names: of the tensors that form the rows and columns of W, in order.
         eigenvalues: one for every coordinate, ``(rows, columns)``.
         left: rotation of the rows.
         right: rotation of the columns.
@@ -65,38 +65,39 @@ class CurvatureBlock:
     right: Tensor | None = None
 
     def rotated(self, coordinates: Tensor) -> Tensor:
-        """From coordinates ``(n, rows, columns)`` to rows of weights ``(n, numbers)``."""
+        """Rotate coordinates ``(n, rows, columns)`` to rows of weights ``(n, numbers)``."""
         values = coordinates if self.left is None else _times(self.left, coordinates)
         values = values if self.right is None else values @ self.right.mT
         return values.flatten(1)
 
     def coordinates(self, rows: Tensor) -> Tensor:
-        """From rows of weights to coordinates, the inverse of `rotated`."""
+        """Return the coordinates of rows of weights, the inverse of `rotated`."""
         values = rows.view(len(rows), *self.eigenvalues.shape)
         values = values if self.left is None else _times(self.left.mT, values)
         return values if self.right is None else values @ self.right
 
 
 def _times(matrix: Tensor, values: Tensor) -> Tensor:
-    """A matrix times each of ``(n, rows, columns)``, few columns as one product of two matrices."""
+    """Multiply a matrix by each of ``(n, rows, columns)``, with few columns as one product."""
     few = values.shape[2] <= 8
     return torch.einsum("ij,njk->nik", matrix, values) if few else matrix @ values
 
 
 class LaplaceGaussian(Posterior):
-    r"""Weights of some blocks are Gaussian, all others stay where they are.
+    r"""A Gaussian over the weights of some blocks, with all other weights fixed.
 
     .. math:: w \sim N\big(\hat w,\; T (H + \lambda I)^{-1}\big)
 
     Args:
-        mean: one network, a maximum of the posterior.
+        mean: one network, a mode of the posterior.
         blocks: curvature of the negative log-likelihood, summed over the data.
         prior_precision: of a Gaussian prior around zero.
-        temperature: multiplies the covariance.
-        prediction: ``"linearised"`` networks, which have the predictions that belong to a Gaussian
-            from second derivatives of a loss and first ones of the network; or the ``"network"``.
-        last_layer: name of the linear layer that all blocks belong to, if it is the last: its
-            inputs are computed once for all networks, and both kinds of prediction are the same.
+        temperature: factor of the covariance.
+        prediction: ``"linearised"`` networks, whose predictions match a Gaussian from second
+            derivatives of the loss and first derivatives of the network; or the ``"network"``
+            itself.
+        last_layer: name of the linear last layer to which all blocks belong, if any. Its inputs are
+            computed once for all networks, and both kinds of prediction are equal.
 
     References:
         | Laplace Redux (Daxberger et al., 2021)
@@ -142,19 +143,19 @@ class LaplaceGaussian(Posterior):
         self._roots: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         names = [name for block in self._names for name in block]
         return f"{len(names)} tensors, {self.prediction} prediction"
 
     # -------------------------------------------------------- the Gaussian
     @property
     def is_linearised(self) -> bool:
-        """Check whether its samples, run as networks, predict other than it does."""
+        """Check whether its predictions differ from those of its samples, run as networks."""
         return self.prediction == "linearised" and self.last_layer is None
 
     @property
     def blocks(self) -> list[CurvatureBlock]:
-        """The curvature that the posterior was made with."""
+        """The curvature of the posterior."""
         parts = self.curvature.tensors()
         return [
             CurvatureBlock(
@@ -164,10 +165,10 @@ class LaplaceGaussian(Posterior):
         ]
 
     def deviations(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n differences from the mean, of the weights that vary.
+        """Draw n differences from the mean, of the weights that vary, as a stack.
 
-        Noise is drawn for weights, not for coordinates: where eigenvalues are equal, as those of
-        weights that no example moves are, the coordinates are any, and differ between machines.
+        Noise is drawn for weights, not for coordinates, since the coordinates of equal eigenvalues
+        (such as those of unused weights) are arbitrary, and differ between machines.
         """
         check_count(n)
         mean = self.constants.tensors()
@@ -179,9 +180,9 @@ class LaplaceGaussian(Posterior):
         return {name: t.to(mean[name]) for name, t in stack.items()}
 
     def _spread(self, block: CurvatureBlock, noise: Tensor) -> Tensor:
-        """Standard normal rows times the root of the covariance.
+        """Multiply standard normal rows by the root of the covariance.
 
-        On a CPU, that of all weights together is a matrix, which is kept while they stay the same.
+        On a CPU the root for all weights together is a matrix, stored while they do not change.
         """
         shrink, left = self._precision(block).rsqrt(), block.left
         few = left is not None and left.device.type == "cpu" and left.nbytes <= _LARGEST_ROOT
@@ -195,7 +196,7 @@ class LaplaceGaussian(Posterior):
         return noise @ root
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks."""
+        """Draw a stack of n networks."""
         moved = self.deviations(n, generator)
         return {
             name: t + moved[name] if name in moved else t.expand(n, *t.shape).clone()
@@ -203,7 +204,7 @@ class LaplaceGaussian(Posterior):
         }
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log-density of the weights that vary, of every network of a stack."""
+        """Return the log-density of the weights that vary, for every network of a stack."""
         mean = self.constants.tensors()
         total = torch.zeros(())
         for block in self.blocks:
@@ -228,8 +229,8 @@ class LaplaceGaussian(Posterior):
     ) -> Predictor:
         """Predict with the same n networks, or with draws of the outputs of a wide last layer.
 
-        If n last layers take more than a gigabyte, as those of very many classes do, outputs are
-        drawn instead of weights: exact for every example, and independent of the others.
+        If n last layers take more than a gigabyte, as with very many classes, outputs are drawn
+        instead of weights. They are exact for every example, and independent between examples.
         """
         if self.last_layer is None or n * 4 * self._varying <= _LARGEST_LAYERS:
             return super().predictor(n, generator, chunk_size)
@@ -244,7 +245,7 @@ class LaplaceGaussian(Posterior):
     def drawn_predictor(
         self, n: int, generator: torch.Generator | None = None, chunk_size: int | None = None
     ) -> Predictor:
-        """Predict with n networks, or their linearisations, that are held in memory."""
+        """Predict with n networks held in memory, or with their linearisations."""
         if self.last_layer is None and self.prediction == "network":
             return super().drawn_predictor(n, generator, chunk_size)
         mean, moved = self.constants.tensors(), self.deviations(n, generator)
@@ -254,7 +255,7 @@ class LaplaceGaussian(Posterior):
 
 
 def _last_layer_predictor(mean: Params, moved: Params, name: str) -> Predictor:
-    """Of networks that differ in their last layer only."""
+    """Predict with networks that differ in their last layer only."""
     prefix = f"{name}." if name else ""
     weight, bias = moved.get(f"{prefix}weight"), moved.get(f"{prefix}bias")
 
@@ -271,7 +272,7 @@ def _last_layer_predictor(mean: Params, moved: Params, name: str) -> Predictor:
 
 
 def _output_predictor(posterior: LaplaceGaussian, n: int, seed: int) -> Predictor:
-    r"""Draws of the outputs of a last layer.
+    r"""Predict with drawn outputs of a last layer.
 
     .. math:: f = W \phi + b + L \sqrt{v} \odot z, \quad
         v_i = \textstyle\sum_j (R^T \phi)_j^2 / p_{ij}
@@ -279,7 +280,7 @@ def _output_predictor(posterior: LaplaceGaussian, n: int, seed: int) -> Predicto
     mean, name = posterior.constants.tensors(), str(posterior.last_layer)
     blocks = [(b, posterior._precision(b).reciprocal()) for b in posterior.blocks]
     if any(b.left is not None and len(b.names) > 1 for b, _ in blocks):
-        raise ValueError("A full curvature of so many weights has no draws: take 'kron' or 'diag'.")
+        raise ValueError("A full curvature of this size cannot be sampled: use 'kron' or 'diag'.")
 
     def predict(model: nn.Module, *x: Any) -> Tensor:
         features, outputs = features_of(model, mean, name, *x)
@@ -301,7 +302,7 @@ def _output_predictor(posterior: LaplaceGaussian, n: int, seed: int) -> Predicto
 
 
 def _linearised_predictor(mean: Params, moved: Params, chunk_size: int | None) -> Predictor:
-    """Of first-order expansions of a network around the mean."""
+    """Predict with first-order expansions of a network around the mean."""
     fixed = {name: t for name, t in mean.items() if name not in moved}
     base = {name: mean[name] for name in moved}
 
@@ -324,7 +325,7 @@ def _linearised_predictor(mean: Params, moved: Params, chunk_size: int | None) -
 
 @contextmanager
 def _differentiable_attention() -> Iterator[None]:
-    """Fused kernels have no forward derivative."""
+    """Disable fused attention, which has no forward derivative."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -336,7 +337,7 @@ def _differentiable_attention() -> Iterator[None]:
 
 @contextmanager
 def _no_inference_mode() -> Iterator[None]:
-    """Older versions of torch have no batched forward derivatives in inference mode."""
+    """Leave inference mode, in which older torch has no batched forward derivatives."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -345,7 +346,7 @@ def _no_inference_mode() -> Iterator[None]:
 
 
 def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[Tensor, Any]:
-    """Compute what enters a layer of a network, and the outputs.
+    """Return the inputs of a layer of a network, and the outputs of the network.
 
     Args:
         model: gives the computation.
@@ -358,5 +359,7 @@ def features_of(model: nn.Module, params: Params, layer: str, *x: Any) -> tuple[
     with module.register_forward_pre_hook(lambda _, inputs: inputs_seen.append(inputs[0])):
         outputs = functional_call(model, params, x)
     if len(inputs_seen) != 1:
-        raise ValueError(f"The layer {layer!r} is used {len(inputs_seen)} times, it must be once.")
+        raise ValueError(
+            f"The layer {layer!r} is used {len(inputs_seen)} times, but must be used once."
+        )
     return inputs_seen[0], outputs

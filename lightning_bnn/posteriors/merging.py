@@ -1,4 +1,4 @@
-r"""Several Gaussian posteriors over one network as one, weighted by their precisions.
+r"""Merging of Gaussian posteriors over one network, weighted by their precisions.
 
 .. math:: q(w) \propto p(w)^{1 - K} \prod_k q_k(w)
 """
@@ -24,29 +24,29 @@ __all__ = ["merge_gaussians", "transform_gaussian"]
 def merge_gaussians(
     posteriors: Sequence[Any], prior_std: float | None = None, symmetries: Symmetries | None = None
 ) -> Any:
-    r"""The Gaussian that is proportional to the product of Gaussians, such as those of clients.
+    r"""Merge Gaussians, such as those of clients, into one proportional to their product.
 
     .. math:: \Lambda = \textstyle\sum_k \Lambda_k - (K - 1) / \sigma^2, \quad
         \mu = \Lambda^{-1} \sum_k \Lambda_k \mu_k
 
-    Where each posterior has seen data of its own and the same prior, that prior is in the product K
-    times, and dividing by all but one gives the posterior of all data: exactly for a Gaussian
-    likelihood of a linear model, if covariances are whole: `LaplaceGaussian` of the structure
-    ``"full"``. Without ``prior_std`` each weight is an average by precisions.
+    If each posterior has its own data and the same prior, the product contains the prior K times.
+    Dividing by all but one gives the posterior of all the data, which is exact for a linear model
+    with a Gaussian likelihood and full covariance matrices (`LaplaceGaussian` of the structure
+    ``"full"``). Without ``prior_std``, means are averaged by precisions.
 
-    Networks that were trained apart differ by symmetries. With these the means are matched to the
-    first one, by what leaves an isotropic prior as it is: permutations and signs, and rotations of
-    heads and of the factors of adapters, which keep a product B A only if both turn together. After
-    rotations deviations are those of the single weights. Symmetries that would move weights that
-    are held fixed are left out. BatchNorm statistics are averaged: estimate them again.
+    Networks that were trained apart differ by symmetries. If these are given, the means are first
+    matched to the first one by the symmetries that preserve an isotropic prior: permutations,
+    signs, and rotations of heads and of the factors of adapters, which keep a product B A only if
+    both turn together. After rotations the deviations are those of single weights. Symmetries that
+    would move fixed weights are left out. BatchNorm statistics are averaged: estimate them again.
 
     Args:
         posteriors: `DiagonalGaussian`, or `LaplaceGaussian` of the structures ``"full"`` and
             ``"diag"`` without symmetries, all over the same weights.
-        prior_std: of the Gaussian prior around zero that all of them have; a `LaplaceGaussian` with
-            another is refused. A posterior that is less sure of a weight than the prior says
-            nothing of it.
-        symmetries: what `weightsym.discover` returned for the network.
+        prior_std: standard deviation of the Gaussian prior around zero that all of them have; a
+            `LaplaceGaussian` with another is refused. A posterior with less precision than the
+            prior contributes nothing to that weight.
+        symmetries: result of `weightsym.discover` for the network.
 
     Returns:
         A posterior of their kind.
@@ -68,7 +68,7 @@ def merge_gaussians(
     kinds = {type(p) for p in posteriors}
     if kinds == {LaplaceGaussian}:
         if symmetries is not None:
-            raise ValueError("`symmetries` are for DiagonalGaussian, not for LaplaceGaussian.")
+            raise ValueError("`symmetries` requires DiagonalGaussian, not LaplaceGaussian.")
         return _merged_laplace(posteriors, prior_std)
     if kinds != {DiagonalGaussian}:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "none"
@@ -83,14 +83,16 @@ def merge_gaussians(
 
 
 def _product(posteriors: Sequence[DiagonalGaussian], prior: float) -> DiagonalGaussian:
-    """The product of Gaussians in one frame, with a precision of the prior that counts once."""
+    """Return the product of Gaussians in one frame, in which the prior counts once."""
     spec, like = posteriors[0].spec, posteriors[0].mean
     every, names = [p.centre for p in posteriors], spec.names
     means = torch.stack([precise(ravel(w, names)[0]) for w in every])
     stds = torch.stack([precise(ravel(p.deviations, names)[0]) for p in posteriors])
     precisions = stds.square().reciprocal()
     if prior and not bool((precisions > 0.99 * prior).any(1).all()):
-        raise ValueError(f"A posterior is everywhere less sure than `prior_std` {prior**-0.5:g}.")
+        raise ValueError(
+            f"A posterior has a lower precision than `prior_std` {prior**-0.5:g} at every weight."
+        )
     data = (precisions - prior).clamp_min(0)
     precision = _checked(data.sum(0) + prior)
     mean = (precisions * means).where(data > 0, 0).sum(0) / precision
@@ -99,9 +101,9 @@ def _product(posteriors: Sequence[DiagonalGaussian], prior: float) -> DiagonalGa
 
 
 def transform_gaussian(posterior: DiagonalGaussian, element: Element) -> DiagonalGaussian:
-    r"""The Gaussian of networks that an element of the group moves.
+    r"""Move a Gaussian by an element of the group of its network.
 
-    Variances of single weights are exact, and all of the law but for matrices,
+    Variances of single weights are exact, and so is the whole distribution except under matrices,
 
     .. math:: w' = s\, w \Rightarrow \sigma'^2 = s^2 \sigma^2, \qquad
         w' = G w \Rightarrow \sigma'^2_i = \textstyle\sum_j G_{ij}^2 \sigma_j^2
@@ -129,10 +131,10 @@ def transform_gaussian(posterior: DiagonalGaussian, element: Element) -> Diagona
 def _in_frame(
     posterior: DiagonalGaussian, reference: Params, symmetries: Symmetries
 ) -> DiagonalGaussian:
-    """A Gaussian whose mean is matched to a network, by isometries of weights that vary."""
+    """Match the mean of a Gaussian to a network, by isometries of the weights that vary."""
     if not isinstance(symmetries, Symmetries):
         kind = type(symmetries).__name__
-        raise ValueError(f"`symmetries` must be what `discover` returned, got {kind}.")
+        raise ValueError(f"`symmetries` must be a `Symmetries`, got {kind}.")
     mean, names = posterior.centre, posterior.spec.names
     movable = {n for n, t in mean.items() if n in names or not is_weight(n, t)}
     sym = _of_movable(isometric(symmetries), movable)
@@ -144,7 +146,7 @@ def _in_frame(
 
 
 def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:
-    """The symmetries without groups that move other tensors."""
+    """Remove groups that move fixed tensors."""
     keep = [k for k, group in enumerate(sym.permutations) if sym.moved_by(group) <= names]
     signs = tuple(g for g in sym.signs if sym.moved_by(g) <= names)
     linear = tuple(g for g in sym.linear if sym.moved_by(g) <= names)
@@ -153,7 +155,7 @@ def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:
 
 # ------------------------------------------------------------ Laplace approximations
 def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | None) -> Any:
-    """Merge curvatures, which are those of data alone, and pull the means to each other."""
+    """Merge the curvatures, which are those of the data alone, and the means."""
     first, every = posteriors[0], [p.constants.tensors() for p in posteriors]
     _check_alike(every, [{n for b in p.blocks for n in b.names} for p in posteriors])
     if len({(p.temperature, p.last_layer, p.prediction) for p in posteriors}) > 1:
@@ -161,7 +163,7 @@ def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | No
     priors = [float(p.prior_precision) for p in posteriors]
     prior = sum(priors) if prior_std is None else prior_std**-2
     if prior_std is not None and not all(math.isclose(p, prior, rel_tol=1e-3) for p in priors):
-        raise ValueError(f"`prior_std` {prior_std} is not that of precisions {priors}.")
+        raise ValueError(f"`prior_std` {prior} does not match the precisions {priors}.")
     mean = {**every[0], **_constants(every, [n for b in first.blocks for n in b.names])}
     merged = []
     for row in _rows(posteriors):
@@ -181,7 +183,7 @@ def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | No
 
 
 def _rows(posteriors: Sequence[LaplaceGaussian]) -> list[list[CurvatureBlock]]:
-    """The blocks of all posteriors over the same weights, as the first one orders them."""
+    """Group the blocks of all posteriors over the same weights, in the order of the first."""
     every = [{frozenset(block.names): block for block in p.blocks} for p in posteriors]
     if len({frozenset((n, b.left is None) for n, b in blocks.items()) for blocks in every}) > 1:
         raise ValueError("`posteriors` must have curvatures of one structure, 'full' or 'diag'.")
@@ -189,10 +191,10 @@ def _rows(posteriors: Sequence[LaplaceGaussian]) -> list[list[CurvatureBlock]]:
 
 
 def _curvature(block: CurvatureBlock, names: Sequence[str], network: Params) -> Tensor:
-    """Of a block, a diagonal or a matrix, with the weights in the order of names."""
+    """Return the curvature of a block, a diagonal or a matrix, in the order of names."""
     values, left = precise(block.eigenvalues), block.left
     if block.right is not None or (left is not None and values.shape[1] > 1):
-        raise ValueError("Kronecker factors have no sum: take the structure 'full' or 'diag'.")
+        raise ValueError("Kronecker factors cannot be added: use the structure 'full' or 'diag'.")
     if not bool(values.isfinite().all()):
         raise ValueError("`posteriors` hold NaN or infinite values.")
     places = torch.arange(values.numel())
@@ -204,7 +206,7 @@ def _curvature(block: CurvatureBlock, names: Sequence[str], network: Params) -> 
 
 
 def _eigen(curvature: Tensor, rounding: float) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues, of which rounding makes none negative, and the rotation, if there is one."""
+    """Return nonnegative eigenvalues, and the rotation if there is one."""
     if curvature.ndim == 1:
         return curvature, None
     values, left = torch.linalg.eigh(curvature)
@@ -218,30 +220,30 @@ def _times(curvature: Tensor, vector: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ networks that belong together
 def _check_alike(networks: Sequence[Params], weights: Sequence[set[str]]) -> None:
-    """Refuse networks of other names or shapes, and weights that are no numbers."""
+    """Refuse networks with different names or shapes, and non-finite weights."""
     first = {n: t.shape for n, t in networks[0].items()}
     for k, (network, names) in enumerate(zip(networks, weights, strict=True)):
         if {n: t.shape for n, t in network.items()} != first or names != weights[0]:
-            raise ValueError(f"`posteriors[{k}]` is over other weights than the first.")
+            raise ValueError(f"`posteriors[{k}]` is over different weights from the first.")
         if not all(bool(network[n].isfinite().all()) for n in names):
             raise ValueError(f"`posteriors[{k}]` holds NaN or infinite values.")
 
 
 def _checked(precision: Tensor) -> Tensor:
-    """The precisions of a product, which is refused if it is no Gaussian."""
+    """Return the precisions of a product, which must be positive."""
     if not bool((precision.isfinite() & (precision > 0)).all()):
         low, high = (float(t) for t in precision.aminmax())
-        raise ValueError(f"`posteriors` have a product of precisions {low:.3g} to {high:.3g}.")
+        raise ValueError(f"The product of `posteriors` has precisions {low:.3g} to {high:.3g}.")
     return precision
 
 
 def _constants(networks: Sequence[Params], weights: Sequence[str]) -> Params:
-    """The mean of statistics, where all that is held fixed is the same."""
+    """Average the statistics, and require equal fixed weights."""
     constants: Params = {}
     for name in networks[0].keys() - {*weights}:
         rows = [network[name] for network in networks]
         if not is_weight(name, rows[0]) and rows[0].is_floating_point():
             constants[name] = torch.stack(rows).mean(0)
         elif is_weight(name, rows[0]) and not all(torch.equal(rows[0], t) for t in rows):
-            raise ValueError(f"`posteriors` differ in a weight that is held fixed, {name!r}.")
+            raise ValueError(f"`posteriors` differ in the fixed weight {name!r}.")
     return constants

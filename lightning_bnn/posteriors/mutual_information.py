@@ -1,4 +1,4 @@
-r"""The entropy that the permutations of a network add to a diagonal Gaussian over it.
+r"""The entropy that averaging over permutations adds to a diagonal Gaussian.
 
 .. math:: I(g; \omega) = H(q^G) - H(q) = \log n! - E_q \log
     \mathrm{perm}\big(A_{ij} / A_{ii}\big)
@@ -24,10 +24,10 @@ from weightsym.params import Params, precise, widest
 
 Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
-"""Units whose density under each other's law is below e^-60 of their own cannot be confused."""
+"Exponent of the density, relative to their own, below which units cannot be confused."
 _ROUNDING = 1e-5
 _MULTIPLE = 16
-"""Products of matrices are faster by half where this divides the number of columns."""
+"Padding of columns with which products of matrices are faster by half."
 
 
 class Sampled(NamedTuple):
@@ -41,33 +41,33 @@ class Sampled(NamedTuple):
 
 # ------------------------------------------------------------ densities of units
 def log_ratios(layer: UnitLayer, sampled: Sampled, units: Tensor | None = None) -> Tensor:
-    r"""Logarithms of :math:`A_{ij} / A_{ii}`, ``(networks, units, units)``.
+    r"""Return the logarithms of :math:`A_{ij} / A_{ii}`, ``(networks, units, units)``.
 
-    In float64, unless no term is so large that its rounding would matter.
+    Computed in float64, unless all terms are small enough for float32.
 
     Args:
-        layer: whose units.
+        layer: with the units.
         sampled: networks.
-        units: only these.
+        units: indices of some units.
     """
     return log_ratios_of(_rows(layer, sampled, units))
 
 
 @torch.no_grad()
 def confusable_units(layer: UnitLayer, sampled: Sampled) -> Tensor:
-    """Units that may be taken for another one, as indices.
+    """Return the indices of units that may be confused with another one.
 
-    A part of the squared distances bounds all of them: most pairs are told apart by a few weights.
+    Some of the squared distances bound all of them: a few weights distinguish most pairs.
 
     Args:
-        layer: whose units.
+        layer: with the units.
         sampled: networks.
     """
     return _screened(layer, sampled).units
 
 
 class _Screened(NamedTuple):
-    """Units that may meet another one, and what is known of them if there are any."""
+    """Units that may be confused with another one, and their distances if there are any."""
 
     units: Tensor
     rows: Rows | None = None
@@ -75,7 +75,7 @@ class _Screened(NamedTuple):
 
 
 def _screened(layer: UnitLayer, sampled: Sampled) -> _Screened:
-    """First by the weights that tell most, then by all. The latter's products are of use later."""
+    """Screen by the most informative weights, then by all, whose products are reused."""
     with torch.no_grad():
         scales = layer.sums(sampled.log_std)
         logs = -layer.square_sums(sampled.noise) / 2 - scales
@@ -102,7 +102,7 @@ def _rows(layer: UnitLayer, sampled: Sampled, units: Tensor | None) -> Rows:
 # Twice the negative log-densities of units under each other's law, as far as some of their weights
 # tell. Rounding is on the safe side: it is a part of the largest squares that enter a difference.
 def _telling_bound(rows: Rows, scales: Tensor) -> Tensor:
-    """One product, where the squares themselves are of no use later."""
+    """Return the bound in one product, if the squares themselves are not needed later."""
     w, mu, rho = rows
     centre = mu.mean(1, keepdim=True)
     w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
@@ -121,11 +121,11 @@ def _bound(squares: Squares, scales: Tensor) -> Tensor:
 
 
 def _near(bound: Tensor, logs: Tensor) -> Tensor:
-    """Find units that may be taken for another one, or another one for them, as indices.
+    """Return the indices of units that may be confused with another one.
 
     Args:
-        bound: of twice the negative log-densities under each other's law; its diagonal is lost.
-        logs: log-densities of the units where they are.
+        bound: on twice the negative log-densities under other units' distributions.
+        logs: log-densities of the units under their own.
     """
     limits = 2 * (_NEGLIGIBLE - logs)
     bound.diagonal(dim1=1, dim2=2).fill_(torch.inf)
@@ -137,14 +137,14 @@ def _near(bound: Tensor, logs: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ information
 def permanent_information(layer: UnitLayer, sampled: Sampled, bound: Bound) -> Tensor:
-    """Information in the order of the units of one layer, one estimate for every network.
+    """Return the information in the order of the units of one layer, for every network.
 
-    Only units that may be taken for another one enter a matrix; all others are known for certain.
+    Only units that may be confused with another one enter a matrix.
 
     Args:
-        layer: whose units.
+        layer: with the units.
         sampled: networks.
-        bound: the permanent or a bound of it, of logarithms.
+        bound: computes the permanent or a bound of it, from logarithms.
     """
     _, rows, squares = _screened(layer, sampled)
     first = next(iter(sampled.weights.values()))
@@ -168,13 +168,13 @@ def information_bracket(
     layers: Sequence[UnitLayer],
     sampled: Sampled,
 ) -> Bracket:
-    """Bounds for every network. Their means over networks bound the mean.
+    """Return bounds for every network. Their means over networks bound the mean.
 
-    Layers outside of the set can add at most the logarithm of how many permutations they have.
+    Layers outside the set add at most the logarithm of their number of permutations.
 
     Args:
-        sym: what `weightsym.discover` returned.
-        layers: a set that shares no tensor, see `independent_sets`.
+        sym: result of `weightsym.discover`.
+        layers: a set without shared tensors, see `independent_sets`.
         sampled: networks.
     """
     first = next(iter(sampled.weights.values()))
@@ -204,7 +204,7 @@ def draw_information(
     draws: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""The estimate of P2 for every network: the identity and uniform permutations, K in all.
+    r"""Estimate the information as P2 does, from the identity and uniform permutations.
 
     .. math:: \log q(\omega) - \log \frac{1}{K} \Big(q(\omega) + \sum_{j=1}^{K-1}
         q(g_j^{-1} \omega)\Big)
@@ -212,9 +212,9 @@ def draw_information(
     In expectation it is between zero and the smaller of the information and log K.
 
     Args:
-        sym: what `weightsym.discover` returned.
+        sym: result of `weightsym.discover`.
         sampled: networks.
-        draws: K.
+        draws: number K of permutations.
         generator: draws the permutations.
     """
     weights = sampled.weights
@@ -236,7 +236,7 @@ def _moved_tensors(sym: Symmetries, weights: Params) -> list[str]:
 
 
 def _log_density(weights: Params, sampled: Sampled, names: Sequence[str]) -> Tensor:
-    """Without constants, which all images share."""
+    """Return the log-density without constants that all images share."""
     parts = [
         (weights[name] - sampled.mean[name]) * (-sampled.log_std[name]).exp() for name in names
     ]
@@ -245,7 +245,7 @@ def _log_density(weights: Params, sampled: Sampled, names: Sequence[str]) -> Ten
 
 
 _SINGLE = 1e5
-"""Squares up to here can be summed in float32: their rounding is below 0.01."""
+"Largest squares to sum in float32, with a rounding error below 0.01."
 
 
 class Rows(NamedTuple):
@@ -256,19 +256,19 @@ class Rows(NamedTuple):
     log_std: Tensor
 
     def double(self) -> Rows:
-        """The same numbers in the `widest` type, with gradients."""
+        """Return the same numbers in the `widest` type, with gradients."""
         return Rows(*(precise(t) for t in self))
 
 
 class Squares(NamedTuple):
-    r"""The parts of :math:`\sum_c (w_{ic} - \mu_{jc})^2 / \sigma_{jc}^2`, and what makes them.
+    r"""The terms of :math:`\sum_c (w_{ic} - \mu_{jc})^2 / \sigma_{jc}^2`, and their factors.
 
     Attributes:
-        of_weights: of the first terms, ``(networks, units, units)``.
-        without_means: with the mixed terms, too.
-        of_means: of the last terms, ``(networks, 1, units)``.
-        weights: without the mean of all units, ``(networks, units, weights)``.
-        mean: without it, too.
+        of_weights: sums of the first terms, ``(networks, units, units)``.
+        without_means: sums of the first and mixed terms.
+        of_means: sums of the last terms, ``(networks, 1, units)``.
+        weights: centred at the mean of all units, ``(networks, units, weights)``.
+        mean: centred in the same way.
         precision: the inverse variances.
     """
 
@@ -280,7 +280,7 @@ class Squares(NamedTuple):
     precision: Tensor
 
     def at(self, units: Tensor) -> Squares:
-        """Those of some of the units."""
+        """Select some of the units."""
         of_weights, without_means = (t[:, units][..., units] for t in self[:2])
         weights, mean, precision = (t[:, units] for t in self[3:])
         return Squares(
@@ -289,14 +289,14 @@ class Squares(NamedTuple):
 
     @property
     def are_exact(self) -> bool:
-        """Check whether the rounding of float32 does not matter, or they are not in float32."""
+        """Check whether the rounding of float32 does not matter here."""
         peak = self.of_weights.amax() + self.of_means.amax()
         return self.of_weights.dtype == torch.float64 or bool(peak <= _SINGLE)
 
 
 @torch.no_grad()
 def squares_of(rows: Rows) -> Squares:
-    """Squared distances of all units from all means.
+    """Return squared distances of all units from all means.
 
     Args:
         rows: of the units.
@@ -312,13 +312,13 @@ def squares_of(rows: Rows) -> Squares:
 
 
 def log_ratios_of(rows: Rows, squares: Squares | None = None) -> Tensor:
-    r"""Logarithms of :math:`A_{ij} / A_{ii}`, ``(networks, units, units)``, with gradients.
+    r"""Return logarithms of :math:`A_{ij} / A_{ii}` with gradients, ``(networks, units, units)``.
 
-    In float64 where the rounding of float32 would matter.
+    Computed in float64 where the rounding of float32 would matter.
 
     Args:
         rows: of the units.
-        squares: their squared distances, if they are known.
+        squares: their squared distances, if already computed.
     """
     squares = squares_of(rows) if squares is None else squares
     if not squares.are_exact:
@@ -349,15 +349,15 @@ class _LogRatios(torch.autograd.Function):
 
 
 def _zeros(stack: Tensor) -> Tensor:
-    """One for each network, in the `widest` type."""
+    """Return a zero for each network, in the `widest` type."""
     return torch.zeros(len(stack), dtype=widest(stack.device), device=stack.device)
 
 
 def interpolation(layers: Sequence[UnitLayer], mean: Params, log_std: Params) -> Tensor:
-    """The measure for every Gaussian of a stack.
+    """Return the interpolation measure of every Gaussian of a stack.
 
     Args:
-        layers: whose units are compared.
+        layers: with the compared units.
         mean: of the Gaussians, as a stack.
         log_std: logarithms of their standard deviations.
     """

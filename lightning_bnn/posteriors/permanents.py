@@ -1,12 +1,12 @@
-r"""Permanents of positive matrices, given as logarithms: exact, and with bounds from both sides.
+r"""Permanents of positive matrices, given as logarithms: exact, and bounded from both sides.
 
 .. math:: \mathrm{perm}_B(A) \le \mathrm{perm}(A) \le \min(2^{n/2}\, \mathrm{perm}_B(A),
     \mathrm{cap}(A)), \qquad \mathrm{perm}(A) \ge \prod_i A_{ii} \Big(1 + \sum_{i<j}
     \frac{A_{ij} A_{ji}}{A_{ii} A_{jj}}\Big)
 
 All functions take ``(..., n, n)`` and return ``(...)``. Gradients of the Bethe permanent and of the
-capacity are doubly stochastic matrices that the iterations end with: nothing is differentiated
-through them.
+capacity are the final doubly stochastic matrices of the iterations, through which nothing is
+differentiated.
 
 References:
     | The Bethe Permanent of a Nonnegative Matrix (Vontobel, 2013)
@@ -29,14 +29,14 @@ from weightsym.params import precise
 
 _EXACT_UP_TO = 14
 _SAFE = 200
-"""Exponents up to here leave room in float64 for what sums of them do."""
+"Largest exponent whose sums stay in the range of float64."
 _TOLERANCE, _LEAST = 1e-12, 1e-100
 _QUICK_FROM, _QUICK_SHARE, _QUICK_TOLERANCE = 32, 0.9, 1e-6
 """Rows from which float32 pays, the largest share that it can tell from one, and its precision."""
 
 
 def log_permanent(logs: Tensor) -> Tensor:
-    """Logarithm of the permanent, by summing over sets of columns, for at most 14 rows.
+    """Return the logarithm of the permanent by summing over sets of columns, up to 14 rows.
 
     >>> log_permanent(torch.zeros(3, 3)).exp()
     tensor(6.)
@@ -56,7 +56,7 @@ def log_permanent(logs: Tensor) -> Tensor:
 
 
 def log_transpositions(logs: Tensor) -> Tensor:
-    """A lower bound: the identity and all exchanges of two.
+    """Return a lower bound: the identity and all exchanges of two.
 
     >>> log_transpositions(torch.zeros(3, 3)).exp()
     tensor(4.)
@@ -70,7 +70,7 @@ def log_transpositions(logs: Tensor) -> Tensor:
 
 
 def log_capacity(logs: Tensor, sweeps: int = 20) -> Tensor:
-    """An upper bound, by Sinkhorn scaling. It holds after any number of sweeps.
+    """Return an upper bound by Sinkhorn scaling, valid after any number of sweeps.
 
     >>> log_capacity(torch.zeros(3, 3)).exp().round(decimals=3)
     tensor(27.)
@@ -79,10 +79,10 @@ def log_capacity(logs: Tensor, sweeps: int = 20) -> Tensor:
 
 
 def log_bethe(logs: Tensor, iterations: int = 200, tolerance: float = 1e-9) -> Tensor:
-    """A lower bound, by sum-product messages between rows and columns.
+    """Return a lower bound by sum-product messages between rows and columns.
 
-    It holds after any number of iterations; :math:`2^{n/2}` times it is an upper bound once
-    messages have settled.
+    It is valid after any number of iterations, and :math:`2^{n/2}` times it is an upper bound once
+    the messages have converged.
 
     >>> log_bethe(torch.zeros(2, 2)).exp().round(decimals=3)
     tensor(1.)
@@ -92,7 +92,7 @@ def log_bethe(logs: Tensor, iterations: int = 200, tolerance: float = 1e-9) -> T
 
 
 class _Bound(torch.autograd.Function):
-    """A value whose gradient is known (envelope theorem)."""
+    """A value with a known gradient (envelope theorem)."""
 
     @staticmethod
     def forward(ctx: Any, logs: Tensor, solved: tuple[Tensor, Tensor]) -> Tensor:
@@ -116,7 +116,7 @@ def _capacity(logs: Tensor, sweeps: int) -> tuple[Tensor, Tensor]:
 
 
 def bethe_functional(logs: Tensor, shares: Tensor) -> Tensor:
-    r"""A lower bound of the log-permanents of ``logs`` at any doubly stochastic ``shares``.
+    r"""Return a lower bound of the log-permanents at any doubly stochastic ``shares``.
 
     .. math:: \log \mathrm{perm}(A) \ge \sum_{ij} b_{ij} \log \frac{A_{ij}}{b_{ij}}
         + (1 - b_{ij}) \log(1 - b_{ij})
@@ -137,14 +137,14 @@ def bethe_functional(logs: Tensor, shares: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ the Bethe permanent
 def quick_bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor] | None:
-    """Bethe permanents in float32, by plain sums, None where a permutation stands out.
+    """Return Bethe permanents in float32 by plain sums, or None if a permutation dominates.
 
-    Where every share is well below one, nothing is lost when an entry is subtracted from a sum that
-    it is part of.
+    If every share is well below one, subtracting an entry from a sum that contains it loses no
+    precision.
 
     Args:
         logs: of the matrices, ``(..., n, n)``.
-        iterations: rounds of messages at most.
+        iterations: largest number of rounds of messages.
         tolerance: change of the shares at which to stop.
 
     Returns:
@@ -163,7 +163,7 @@ def quick_bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor
 
 
 def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Bound permanents by shares at which messages have settled, or by those they end with."""
+    """Bound permanents by the shares at which the messages have converged or ended."""
     matrices = precise(logs.reshape(-1, *logs.shape[-2:]))
     regular = (matrices < math.inf).all(-1).all(-1)
     matrices = torch.where(regular[:, None, None], matrices, 0)
@@ -176,7 +176,7 @@ def _bethe(logs: Tensor, iterations: int, tolerance: float) -> tuple[Tensor, Ten
 
 
 def _shares(logs: Tensor, iterations: int, tolerance: float) -> Tensor:
-    """Doubly stochastic matrices at which Bethe's functional is largest, or nearly so."""
+    """Return doubly stochastic matrices that nearly maximise Bethe's functional."""
     if logs.shape[-1] == 1:
         return torch.ones_like(logs)
     if logs.shape[-1] == 2:  # the functional is linear: one of the two permutations, or both
@@ -196,11 +196,10 @@ def _beliefs(
     rounds: int,
     others: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """Messages are odds of an edge: ``down`` from its row, ``up`` from its column.
+    """Iterate messages, the odds of an edge: ``down`` from its row, ``up`` from its column.
 
     On this graph they converge (Vontobel), unless several permutations are equally likely; damping
-    them takes twice as many rounds. They are clamped where an edge is as good as certain, so that
-    no product leaves the numbers.
+    takes twice as many rounds. Near certainty they are clamped, so that products stay finite.
     """
     up = torch.full_like(odds, 1 / (odds.shape[-1] - 1))
     down = _clamped(odds / others(odds * up, -1))
@@ -226,15 +225,15 @@ def _clamped(odds: Tensor) -> Tensor:
 
 
 def _plain_others(x: Tensor, dim: int) -> Tensor:
-    """Sum of all other entries along a dimension, for each, ``x`` is overwritten."""
+    """Return the sum of all other entries along a dimension, for each; ``x`` is overwritten."""
     return torch.sub(x.sum(dim, keepdim=True), x, out=x)
 
 
 def _others(x: Tensor, dim: int) -> Tensor:
-    """As `_plain_others`, without cancellation.
+    """Return the same sums as `_plain_others`, without cancellation.
 
-    All entries but the largest are at most half of the sum, so that subtracting them is safe; the
-    sum without the largest is taken apart.
+    All entries but the largest are at most half of the sum, so that subtracting them is safe. The
+    sum without the largest is computed separately.
     """
     largest, where = x.max(dim, keepdim=True)
     remainder = x.scatter(dim, where, 0).sum(dim, keepdim=True)
@@ -243,7 +242,7 @@ def _others(x: Tensor, dim: int) -> Tensor:
 
 
 def _with_a_floor(logs: Tensor) -> Tensor:
-    """Impossible entries become so unlikely that a permutation with one is the last resort."""
+    """Replace impossible entries by tiny ones, used by a permutation only as a last resort."""
     possible = logs > -math.inf
     least = torch.where(possible, logs, math.inf).amin((-2, -1), keepdim=True)
     spread = logs.amax((-2, -1), keepdim=True) - least
@@ -252,10 +251,10 @@ def _with_a_floor(logs: Tensor) -> Tensor:
 
 
 def _potentials(logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales of rows and columns after which the likeliest permutation is as likely as any entry.
+    """Return scales of rows and columns that make the likeliest permutation dominant.
 
-    Where the diagonal is nearly that permutation already, the largest entry of each row will do;
-    else they are the dual variables of the linear assignment, found by scaling with ever less
+    If the diagonal is nearly that permutation already, the largest entry of each row suffices.
+    Otherwise they are the dual variables of the linear assignment, found by scaling with ever less
     smoothing.
     """
     rows = logs.amax(-1, keepdim=True)
@@ -274,9 +273,9 @@ def _potentials(logs: Tensor) -> tuple[Tensor, Tensor]:
 
 # ------------------------------------------------------------ doubly stochastic matrices
 def to_unit_sums(shares: Tensor) -> Tensor:
-    """Scale rows and columns so that they sum to one, as far as entries that are zero allow it.
+    """Scale rows and columns to sums of one, as far as zero entries allow.
 
-    Sinkhorn's sweeps hardly move where a few tiny entries connect the rest; Newton's steps do.
+    Sinkhorn's sweeps hardly move if a few tiny entries connect blocks; Newton's steps do.
 
     Args:
         shares: not negative, ``(matrices, n, n)``, in float64.
@@ -302,15 +301,15 @@ def _sinkhorn(shares: Tensor, sweeps: int) -> Tensor:
 
 
 def _misses(shares: Tensor) -> Tensor:
-    """Measure how far sums of rows and columns are from one at most, for each matrix."""
+    """Return the largest deviation of row and column sums from one, for each matrix."""
     return torch.maximum(*((shares.sum(dim) - 1).abs().amax(-1) for dim in (-2, -1)))
 
 
 def _newton(scaled: Tensor) -> Tensor:
-    """Factors 1 + u + v after which all sums are one, where none of them would be negative.
+    """Return factors 1 + u + v that make all sums one, where none of them would be negative.
 
-    What is left is a Laplacian of the columns, which is built without differences; columns that
-    nothing connects are left alone.
+    The remaining matrix is a Laplacian of the columns, built without differences. Isolated columns
+    are left alone.
     """
     gram = (scaled.mT @ scaled).tril(-1)
     gram = gram + gram.mT
@@ -322,7 +321,7 @@ def _newton(scaled: Tensor) -> Tensor:
 
 
 def likeliest_permutation(logs: Tensor) -> Tensor:
-    """The matrix of the permutation of largest weight. The identity where none is possible."""
+    """Return the matrix of the likeliest permutation, or the identity if none is possible."""
     try:
         _, columns = linear_sum_assignment(logs.cpu().numpy(), maximize=True)
     except ValueError:  # scipy's word for a matrix without a possible permutation

@@ -1,4 +1,4 @@
-r"""Layers whose noise differs from example to example, in any network, without rewriting it.
+r"""Layers with different noise for every example, in any network, without rewriting it.
 
 Calls of ``linear`` and ``conv`` with a sampled weight are intercepted while the network runs. The
 first dimension of their input must be the examples of the batch; a layer that sees another number
@@ -18,7 +18,7 @@ References:
     | Flipout (Wen et al., 2018)
     | https://arxiv.org/abs/1803.04386
 
-Weights of all examples alike are drawn in few passes over memory.
+Weights common to all examples are drawn in few passes over memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class Draw(NamedTuple):
-    """Sampled weights, and what describes their distribution, summed over weights.
+    """Sampled weights, and moments of their distribution, summed over weights.
 
     Attributes:
         weights: a stack of ``samples * members`` networks, the first sample of all members first.
@@ -61,14 +61,14 @@ def draw(
     prior_std: float,
     samples: int = 1,
 ) -> Draw:
-    """Weights of every member, several times, from the global random state.
+    """Draw weights of every member, several times, from the global random state.
 
     Args:
         mean: ``(members, weights)``.
         log_std: logarithms of the standard deviations.
-        spec: how a row is cut into tensors.
+        spec: names and shapes of the tensors in a row.
         prior_std: of every weight under the prior.
-        samples: how many networks for each member.
+        samples: number of networks per member.
     """
     if mean.device.type == "cpu":
         keep_freed_memory()
@@ -116,7 +116,7 @@ class _Draw(torch.autograd.Function):
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return squares in at least float32."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
     return torch.linalg.vector_norm(rows, dim=1, dtype=dtype).square()
 
@@ -137,15 +137,15 @@ class _Weight:
 
 
 class Perturbed(TorchFunctionMode):
-    """While this is active, layers with sampled weights draw noise for every example.
+    """A mode in which layers with sampled weights draw noise for every example.
 
     Args:
-        sampled: the weights that the network was given.
+        sampled: the weights of the network.
         mean, std, noise: of each, such that ``sampled = mean + std * noise``.
         kind: ``"local"`` or ``"flipout"``.
-        examples: how many there are in the batch; layers whose input has another number of rows
-            keep the weights as they were sampled.
-        plain: names of weights that stay as they were sampled.
+        examples: number of examples in the batch; layers whose input has another number of rows
+            keep the sampled weights.
+        plain: names of weights without noise per example.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class Perturbed(TorchFunctionMode):
     def _note_perturbed_use(self, weight: _Weight, bias: _Weight | None) -> None:
         if self.kind == "local" and weight.perturbed:
             raise ValueError(
-                f"`reparameterisation='local'` needs layers that are used once, but {weight.name} "
-                "is used twice in one forward pass: take 'flipout'."
+                "`reparameterisation='local'` requires layers that are used once, but "
+                f"{weight.name} is used twice in one forward pass: set 'flipout'."
             )
         for used in (weight, bias):
             if used is not None:
@@ -208,11 +208,11 @@ class Perturbed(TorchFunctionMode):
                 self._refuse_both(used)
 
     def _refuse_both(self, weight: _Weight) -> None:
-        """One example would see two different samples of a weight."""
+        """Refuse a weight with two uses, which would give an example two different samples."""
         if weight.plain and weight.perturbed:
             raise ValueError(
-                f"`reparameterisation={self.kind!r}` cannot be used: {weight.name} is the weight "
-                "of a layer and is used in another way, too. Take 'weight'."
+                f"`reparameterisation={self.kind!r}` cannot be used: {weight.name} is the "
+                "weight of a layer, and also has another use. Set 'weight'."
             )
 
     def _local(self, x: Tensor, weight: _Weight, bias: _Weight | None, plain_bias: Any) -> Tensor:
@@ -235,7 +235,7 @@ class Perturbed(TorchFunctionMode):
         return mean + moved
 
     def _signs(self, weight: _Weight, x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, ...]:
-        """Signs of inputs and outputs for every example: the same whenever a weight is used."""
+        """Return signs of inputs and outputs for every example, equal in all uses of a weight."""
         if not weight.signs:
             weight.signs = tuple(
                 torch.randint(2, (len(t), t.shape[dim]), device=t.device).to(t) * 2 - 1
@@ -246,7 +246,7 @@ class Perturbed(TorchFunctionMode):
 
 
 def _spread(signs: Tensor, ndim: int, dim: int) -> Tensor:
-    """``(batch, channels)`` in a shape that multiplies a tensor of more dimensions."""
+    """Reshape ``(batch, channels)`` to multiply a tensor with more dimensions."""
     ones = (1,) * (ndim - 2)
     shape = (len(signs), *ones, signs.shape[1]) if dim == -1 else (*signs.shape, *ones)
     return signs.reshape(shape)
@@ -260,14 +260,14 @@ _LAYERS: dict[Any, tuple[str, ...]] = {
 
 
 def _batched_dims(func: Any, x: Tensor) -> int:
-    """Dimensions that an input with a batch has."""
+    """Return the number of dimensions of an input with a batch."""
     if func is F.linear:
         return max(x.ndim, 2)
     return {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}[func]
 
 
 def tied_names(model: nn.Module) -> set[str]:
-    """Names of weights that a module holds in more than one place."""
+    """Return the names of weights that a module holds more than once."""
     owners: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(p), []).append(name)

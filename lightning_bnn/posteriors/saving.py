@@ -1,4 +1,4 @@
-"""Posteriors on disk: their tensors as safetensors, and the plain numbers that they are made of."""
+"""Posteriors on disk: their tensors as safetensors, and their settings as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def posterior_of(
 ) -> Posterior:
     """Make the posterior of a bundle, see `Posterior.load`."""
     if content["kind"] != "posterior" or len(content["files"]) != 1:
-        raise ValueError(f"{content['folder']} holds no posterior, but {content['kind']!r}.")
+        raise ValueError(f"{content['folder']} does not hold a posterior, but {content['kind']!r}.")
     state = next(parts)
     try:
         posterior = _made(content["posterior"], state)
@@ -44,7 +44,9 @@ def posterior_of(
         drawn = posterior.sample(1, keyed_generator("size"))
     except DAMAGES as error:
         reason, folder = first_line(error).rstrip(".:"), content["folder"]
-        raise ValueError(f"{folder} is damaged, it makes no posterior: {reason}.") from None
+        raise ValueError(
+            f"{folder} is damaged and does not define a posterior: {reason}."
+        ) from None
     if network is not None:
         check_fit(drawn, network)
     return posterior
@@ -55,11 +57,11 @@ _KINDS = (DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, Emp
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
-    """All that a posterior is made of besides its tensors."""
+    """Return the settings of a posterior, without its tensors."""
     if type(posterior) not in _KINDS:
         raise ValueError(
-            f"{type(posterior).__name__} cannot be saved, as it holds more than tensors: save "
-            "draws of it, `Empirical(posterior.sample(n), [0] * n)`."
+            f"{type(posterior).__name__} cannot be saved, since it consists of more than "
+            "tensors: save draws of it, `Empirical(posterior.sample(n), [0] * n)`."
         )
     settings: dict[str, Any] = {"class": type(posterior).__name__}
     match posterior:
@@ -128,13 +130,13 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
                 raise ValueError("the weights of a mixture do not sum to 1")
             _check_alike(parts)
             return Mixture(parts, state["weights"].tolist())
-    raise ValueError(f"{str(settings['class'])[:80]!r} is no kind of posterior that is saved")
+    raise ValueError(f"{str(settings['class'])[:80]!r} is not a class of saved posteriors")
 
 
 def _network(
     settings: Mapping[str, Any], state: Params, constants: Params
 ) -> tuple[Params, list[str]]:
-    """The means as a network, and what counts as its weights."""
+    """Return the means as a network, and the names of its weights."""
     names, shapes = list(settings["shapes"]), map(torch.Size, settings["shapes"].values())
     mean = P.unravel(state["mean"], RavelSpec(tuple(names), tuple(shapes)))
     return {name: {**constants, **mean}[name] for name in settings["order"]}, names
@@ -145,30 +147,30 @@ def _below(prefix: str, state: Params) -> Params:
 
 
 def _check_positive(title: str, values: Tensor) -> None:
-    """Refuse what constructors refuse, as `load_state_dict` sets other values after them."""
+    """Repeat the checks of constructors, since `load_state_dict` sets values after them."""
     if not bool((values > 0).all() & values.isfinite().all()):
         raise ValueError(f"{title} are not positive and finite")
 
 
 def _check_laplace(settings: Mapping[str, Any], constants: Params, curvature: Params) -> None:
-    """Refuse settings that leave out tensors, or a layer that is not in the network."""
+    """Refuse settings that omit tensors, or name a layer that the network does not have."""
     check_not_negative("temperature", settings["temperature"])
     if sorted(settings["order"]) != sorted(constants):
         raise ValueError("`order` does not name each of its tensors once")
     if {name.partition(".")[0] for name in curvature} != set(
         map(str, range(len(settings["blocks"])))
     ):
-        raise ValueError("`blocks` are not those of its curvature")
+        raise ValueError("`blocks` do not match its curvature")
     layer = settings["last_layer"]
     if layer is not None and not any(name.rpartition(".")[0] == layer for name in constants):
-        raise ValueError(f"`last_layer` is {str(layer)[:80]!r}, and the network has no such layer")
+        raise ValueError(f"`last_layer` is {str(layer)[:80]!r}, but the network has no such layer")
 
 
 def _check_alike(parts: Sequence[Posterior]) -> None:
-    """Refuse components that cannot be drawn, or whose draws do not fit together."""
+    """Refuse components that cannot be drawn, or have different networks."""
     drawn = [part.sample(1, keyed_generator("size")) for part in parts]
     if len({frozenset((name, t.shape) for name, t in network.items()) for network in drawn}) > 1:
-        raise ValueError("the components of a mixture are of different networks")
+        raise ValueError("the components of a mixture have different networks")
 
 
 def _integers(values: Sequence[Any]) -> list[int]:

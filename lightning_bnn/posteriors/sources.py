@@ -1,4 +1,4 @@
-"""Posteriors from what holds networks: modules, stacks, files, and draws of other libraries."""
+"""Posteriors from objects with networks: modules, stacks, files, and draws of other libraries."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def posterior_from(source: Any, network: nn.Module | None, draws: bool) -> Poste
     """Make a posterior, see `Posterior.of`.
 
     Args:
-        source: what holds networks.
-        network: one of their kind.
+        source: an object with networks.
+        network: a module of their architecture.
         draws: whether networks are draws of one posterior.
     """
     posterior = _posterior(source, network)
@@ -48,10 +48,10 @@ def posterior_from(source: Any, network: nn.Module | None, draws: bool) -> Poste
 
 
 def network_of(sources: Iterable[Any]) -> nn.Module:
-    """Find a network of the kind that some sources hold: the first that is a module.
+    """Find the architecture of some sources: the first module among their networks.
 
     Args:
-        sources: what `posterior_from` takes.
+        sources: as for `posterior_from`.
     """
     for source in sources:
         listed = isinstance(source, (list, tuple, nn.ModuleList))
@@ -64,7 +64,9 @@ def network_of(sources: Iterable[Any]) -> nn.Module:
         for candidate in candidates:
             if isinstance(candidate, nn.Module):
                 return candidate
-    raise ValueError("`network` is missing: pass a module of the kind that is compared.")
+    raise ValueError(
+        "`network` is missing: pass a module with the architecture of the compared networks."
+    )
 
 
 def _posterior(source: Any, network: nn.Module | None) -> Posterior:
@@ -75,8 +77,9 @@ def _posterior(source: Any, network: nn.Module | None) -> Posterior:
         stack, records = read_networks(path, _needed(network, "files"))
         if not (path / "manifest.jsonl").is_file() and any("member" in row for row in records):
             raise ValueError(
-                f"{source} is of a module of this package, which alone knows its posterior: load "
-                "it by `load_from_checkpoint`, or give the path to `compare`."
+                f"{source} is of a module of this package, which alone knows its "
+                "posterior: load it by `load_from_checkpoint`, or pass the path to "
+                "`compare`."
             )
         return Empirical(stack, chains_of(records))
     if isinstance(source, CheckpointBank):
@@ -89,7 +92,7 @@ def _posterior(source: Any, network: nn.Module | None) -> Posterior:
 
 
 def _of_other_libraries(source: Any, network: nn.Module | None) -> Posterior:
-    """Recognise objects by what they have, so that no other library needs to be imported."""
+    """Recognise objects by their attributes, so that no other library needs to be imported."""
     model: Any = getattr(source, "model", None)
     if callable(getattr(source, "sample", None)) and isinstance(model, nn.Module):
         return _Fitted(source, network or cast(Any, getattr(model, "model", model)))
@@ -99,25 +102,25 @@ def _of_other_libraries(source: Any, network: nn.Module | None) -> Posterior:
     if network is not None and isinstance(source, Mapping):
         params = P.of(network)
         if all(n in params and params[n].shape == t.shape for n, t in source.items()):
-            raise ValueError("`source` is one network, as `network` is: pass a list of networks.")
+            raise ValueError("`source` is one network, like `network`: pass a list of networks.")
     return Empirical(getattr(source, "core_models", source))  # an ensemble of TorchUncertainty
 
 
 def _needed(network: nn.Module | None, source: str) -> nn.Module:
     if network is None:
         raise ValueError(
-            f"`network` is missing: {source} do not say what they are the weights of, so pass a "
-            "module of their kind."
+            f"`network` is missing: {source} do not name their weights, so pass a module "
+            "of their architecture."
         )
     return network
 
 
 class _Fitted(Posterior):
-    """Draws of an object of another library that was fitted to a module, as laplace-torch has.
+    """Draws of a fitted object of another library, such as laplace-torch.
 
     Args:
-        fitted: its ``sample(n)`` returns vectors of weights.
-        network: that it was fitted to.
+        fitted: object whose ``sample(n)`` returns vectors of weights.
+        network: the fitted module.
     """
 
     fitted: Any
@@ -131,20 +134,20 @@ class _Fitted(Posterior):
             self._check(mean)
 
     def _check(self, mean: Tensor) -> None:
-        """Refuse a mean that is not the network's: draws of some weights may be of any of them."""
+        """Require a mean equal to the network's weights: draws could be of any weights."""
         names, params = _names_of_rows(self.network, len(mean)), P.of(self.network)
         if not torch.equal(mean.detach().cpu(), P.ravel(params, names)[0].cpu().to(mean.dtype)):
             raise ValueError(
-                f"The mean of {type(self.fitted).__name__} is not the weights of the network: pass "
-                "the module that it was fitted to as `network`."
+                f"The mean of {type(self.fitted).__name__} differs from the weights of the "
+                "network: pass the fitted module as `network`."
             )
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"draws of {type(self.fitted).__name__}"
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks."""
+        """Draw a stack of n networks."""
         check_count(n)
         key = torch.randint(
             2**62, (), generator=generator, device=getattr(generator, "device", None)
@@ -154,10 +157,10 @@ class _Fitted(Posterior):
 
 
 def _stack_of_rows(rows: Tensor, network: nn.Module) -> Params:
-    """Networks from vectors of all weights of a network, or of its last ones."""
+    """Make networks from vectors of all weights of a network, or of its last layers."""
     if rows.ndim != 2 or not len(rows):
         raise ValueError(
-            f"Draws must be a matrix of one row for each network, got shape {tuple(rows.shape)}."
+            f"Draws must be a matrix with one row for each network, got shape {tuple(rows.shape)}."
         )
     params = P.of(network)
     names = _names_of_rows(network, rows.shape[1])
@@ -167,7 +170,7 @@ def _stack_of_rows(rows: Tensor, network: nn.Module) -> Params:
 
 
 def _names_of_rows(network: nn.Module, width: int) -> list[str]:
-    """Names of the parameters that vectors of some length hold, in the order of `parameters()`."""
+    """Return the parameters in vectors of some length, in the order of `parameters()`."""
     every = dict(network.named_parameters())
     trained = [name for name, p in every.items() if p.requires_grad]
     candidates = [list(every), *(trained[k:] for k in range(len(trained)))]
@@ -175,8 +178,8 @@ def _names_of_rows(network: nn.Module, width: int) -> list[str]:
         if sum(every[name].numel() for name in names) == width:
             return names
     raise ValueError(
-        f"Draws of {width} weights do not fit the network, which has "
-        f"{sum(p.numel() for p in every.values())}, also not its last layers."
+        f"Draws of {width} weights do not fit the network of "
+        f"{sum(p.numel() for p in every.values())}, nor its last layers."
     )
 
 
@@ -190,11 +193,11 @@ _ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
     "prec": lambda prec: _normal(prec[0], precision_matrix=prec).scale_tril,
     "L_factor": lambda flat: _lower(flat),
 }
-"""Roots of covariances, a vector if it is diagonal, by the fields that states have."""
+"Names of fields with roots of covariances (vectors if diagonal), by class of states."
 
 
 def _is_state(source: Any) -> bool:
-    """Check whether something holds the weights of one network by name, beside what else it has."""
+    """Check whether an object holds the weights of one network by name."""
     params = getattr(source, "params", None)
     tensors = list(params.values()) if isinstance(params, Mapping) else []
     alike = bool(tensors) and all(isinstance(t, Tensor) for t in tensors)
@@ -204,13 +207,13 @@ def _is_state(source: Any) -> bool:
 def _posterior_of_states(
     states: Sequence[Any], network: nn.Module | None, alone: bool
 ) -> Posterior:
-    """Gaussians where states say how weights vary, otherwise the networks of all states."""
+    """Make Gaussians from states with variances, otherwise a posterior of the networks of all."""
     if len({next(iter(s.params.values())).data_ptr() for s in states}) < len(states):
-        raise ValueError("Some of the states have the same tensors: update with `inplace=False`.")
+        raise ValueError("Some of the states share tensors: update with `inplace=False`.")
     networks = [_completed(state, network) for state in states]
     names = [next((n for n in _ROOTS if hasattr(s, n)), None) for s in states]
     if len(set(names)) > 1:
-        raise ValueError("The states are of several kinds: pass those of one algorithm.")
+        raise ValueError("The states are of several classes: pass those of one algorithm.")
     if names[0] is not None:
         parts = [_gaussian(*pair, names[0]) for pair in zip(states, networks, strict=True)]
         return mixture_of(parts)
@@ -222,20 +225,21 @@ def _posterior_of_states(
 
 
 def _completed(state: Any, network: nn.Module | None) -> Params:
-    """The weights of a state, and what only the network has."""
+    """Return the weights of a state, completed by tensors of the network."""
     params = {name: t.detach() for name, t in state.params.items()}
     every = params if network is None else P.of(network)
     for name, tensor in params.items():
         if name not in every or every[name].shape != tensor.shape:
             raise ValueError(
-                f"{type(state).__name__} has {name!r} of shape {tuple(tensor.shape)}, the network "
-                "has not: pass the module that its weights are of as `network`."
+                f"{type(state).__name__} has {name!r} of shape {tuple(tensor.shape)}, "
+                "which the network does not have: pass the module with these weights as "
+                "`network`."
             )
     return {**every, **params}
 
 
 def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
-    """The Gaussian of a state whose ``field`` says how weights vary."""
+    """Make the Gaussian of a state whose ``field`` holds its variances."""
     names = sorted(state.params)  # the order in which the library joins them to vectors
     vector, spec = P.ravel(mean, names)
     value, size = getattr(state, field), len(vector)
@@ -254,8 +258,8 @@ def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
     scales = root if root.ndim == 1 else root.diagonal()
     if not bool(root.isfinite().all() & (scales > 0).all()):
         raise ValueError(
-            f"`{field}` of {type(state).__name__} gives no variances that are positive and finite: "
-            "begin with the precision of a prior."
+            f"`{field}` of {type(state).__name__} does not define positive finite "
+            "variances: start with the precision of a prior."
         )
     if root.ndim == 1:
         return DiagonalGaussian(mean, P.unravel(root, spec), names)
@@ -263,7 +267,7 @@ def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
 
 
 def _lower(flat: Tensor) -> Tensor:
-    """A lower triangle from its numbers row by row, with a positive diagonal."""
+    """Build a lower triangular matrix from its entries, row by row, with a positive diagonal."""
     size = math.isqrt(2 * len(flat))
     matrix = flat.new_zeros(size, size)
     matrix[torch.ones_like(matrix, dtype=torch.bool).tril()] = flat
@@ -271,14 +275,14 @@ def _lower(flat: Tensor) -> Tensor:
 
 
 class DenseGaussian(Posterior):
-    r"""A Gaussian with a matrix of covariances.
+    r"""A Gaussian with a full covariance matrix.
 
     .. math:: w \sim N(\mu,\; L L^T)
 
     Args:
         mean: one network.
-        root: L, a lower triangle.
-        names: of the weights that its rows belong to, in order.
+        root: L, a lower triangular matrix.
+        names: of the weights of its rows, in order.
     """
 
     root: Tensor
@@ -290,11 +294,11 @@ class DenseGaussian(Posterior):
         self.register_buffer("root", root.contiguous())
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"{len(self.root)} weights"
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks."""
+        """Draw a stack of n networks."""
         check_count(n)
         mean = self.constants.tensors()
         moved = standard_normal((n, len(self.root)), self.root, generator) @ self.root.mT
@@ -303,7 +307,7 @@ class DenseGaussian(Posterior):
         return with_constants(weights, others, self.order)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Log-density of every network of a stack."""
+        """Return the log-density of every network of a stack."""
         rows = joined(params, self.spec, "params", stacked=True)
         mean = P.ravel(self.constants.tensors(), self.spec.names)[0]
         rows, mean, root = map(at_least_single, (rows, mean, self.root))

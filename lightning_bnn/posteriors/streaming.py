@@ -1,4 +1,4 @@
-"""Predictions of thousands of networks over a data set, without holding all of them."""
+"""Predictions of thousands of networks on a data set, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["stream_predictions"]
 
 _BYTES = 8
 _AT_ONCE = 64
-"""Networks that predict together, where pairs are not asked for."""
+"Number of networks that predict together, without pairs."
 
 
 class StreamedPredictions(NamedTuple):
-    """Predictions of thousands of networks together, and the quality of each.
+    """The joint predictions of thousands of networks, and the quality of each.
 
-    ``mean`` are probabilities ``(examples, classes)``; ``total``, ``expected`` and ``epistemic``
-    (the mutual information) are nats per example; ``accuracy`` and ``nll`` are one number per
-    network; ``pairs`` is the mean mutual information of every pair of networks, if asked for.
+    ``mean`` holds probabilities ``(examples, classes)``; ``total``, ``expected`` and ``epistemic``
+    (the mutual information) are in nats per example; ``accuracy`` and ``nll`` have one number per
+    network; ``pairs`` is the mean mutual information of every pair of networks, if requested.
 
     >>> from lightning_bnn.models import mlp
     >>> from lightning_bnn.posteriors import stream_predictions
@@ -58,24 +58,24 @@ def stream_predictions(
     memory: int = 2**30,
     progress: bool = False,
 ) -> StreamedPredictions:
-    r"""Run every network of a stack or a bank over a data set of classes, block by block.
+    r"""Run every network of a stack or a bank on a data set of classes, block by block.
 
     .. math:: \text{total} = H\big(\tfrac1M \textstyle\sum_m p_m\big), \quad
         \text{expected} = \tfrac1M \textstyle\sum_m H(p_m), \quad
         \text{epistemic} = \text{total} - \text{expected}
 
-    Sums are in float64, so that the information is exact although only sums are kept. Pairs need
-    the predictions of all networks on some examples at a time. A bank is read once for every so
-    many examples as fit into the memory.
+    Sums are in float64, so that the information is exact. Pairs require the predictions of all
+    networks on some examples at a time. A bank is read once per block of examples that fits into
+    the memory.
 
     Args:
         model: gives the computation.
         networks: a stack, or a bank or its folder.
-        batches: inputs, as the network takes them, and class indices; of loaders of this package
+        batches: inputs of the network, and class indices; for loaders of this package
             ``data.prepared(data.test_dataloader()[0])``.
-        pairs: compute the matrix of pairs, too.
-        memory: bytes of predictions, and of networks of a bank, to hold.
-        progress: show a bar.
+        pairs: whether to compute the matrix of pairs.
+        memory: bytes for predictions, and for networks of a bank.
+        progress: whether to show a progress bar.
 
     >>> from lightning_bnn.models import mlp
     >>> net, x, y = mlp(2, [8], 3), torch.randn(20, 2), torch.randint(3, (20,))
@@ -90,7 +90,7 @@ def stream_predictions(
         networks = CheckpointBank(networks, "r")
     members = _members(networks)
     if members == 0:
-        raise ValueError("`networks` holds no network.")
+        raise ValueError("`networks` is empty.")
     if memory < 1:
         raise ValueError(f"`memory` must be at least 1, got {memory}.")
     information = torch.zeros(members, members, dtype=torch.float64)
@@ -109,7 +109,7 @@ def stream_predictions(
             examples += len(targets)
             bar.update(len(targets))
     if not parts:
-        raise ValueError("`batches` holds no example.")
+        raise ValueError("`batches` has no examples.")
     mean, total, expected, epistemic = (
         torch.cat(piece).cpu() for piece in zip(*parts, strict=True)
     )
@@ -121,10 +121,10 @@ def stream_predictions(
 def _at_examples(
     predictions: Iterable[Tensor], targets: Tensor, members: int, keep: bool
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, list[Tensor]]:
-    """Mean, total, expected and epistemic uncertainty of all networks at some examples.
+    """Return mean, total, expected and epistemic uncertainty of all networks at some examples.
 
-    Also how often each network is right, the sum of its losses, and its predictions if they are
-    kept.
+    Return also the number of correct classes and the summed loss of each network, and its
+    predictions if they are stored.
     """
     mean = expected = torch.zeros((), dtype=torch.float64, device=targets.device)
     right, nll, predictions_kept = [], [], []
@@ -144,13 +144,13 @@ def _at_examples(
 def _predictions(
     model: nn.Module, networks: Params | CheckpointBank, inputs: Tensor, memory: int, numbers: int
 ) -> Iterator[Tensor]:
-    """Log-probabilities by some networks at a time, so many numbers for each network."""
+    """Yield log-probabilities of some networks at a time, with a given size per network."""
     for block in _blocks(networks, memory, numbers):
         yield P.apply(model, _on(block, inputs), inputs).double().log_softmax(-1)
 
 
 def _blocks(networks: Params | CheckpointBank, memory: int, numbers: int) -> Iterator[Params]:
-    """Stacks whose predictions, so many numbers for each network, fit into the memory."""
+    """Yield stacks whose predictions fit into the memory."""
     size = max(1, memory // (_BYTES * numbers))
     whole = networks.blocks(memory) if isinstance(networks, CheckpointBank) else [networks]
     for block in whole:
@@ -169,7 +169,7 @@ def _joined(
     pairs: bool,
     memory: int,
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Batches of as many examples as may be held (a bank is read anew for each), and classes."""
+    """Join batches up to the number of examples in memory (a bank is read anew for each)."""
     waiting: list[tuple[Tensor, Tensor]] = []
     most = classes = 0
     for batch in batches:
@@ -195,7 +195,7 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         return batch[0], batch[1]
     raise ValueError(
         "`batches` must be pairs of a tensor of inputs and one of class indices, got "
-        f"{type(batch).__name__}; of loaders of this package take `data.prepared(loader)`."
+        f"{type(batch).__name__}; for loaders of this package use `data.prepared(loader)`."
     )
 
 
@@ -203,9 +203,9 @@ def _check(targets: Tensor, classes: int) -> None:
     indices = targets.ndim == 1 and not targets.is_floating_point()
     if not indices or classes < 2 or int(targets.min()) < 0 or int(targets.max()) >= classes:
         raise ValueError(
-            "`batches` must be inputs and class indices, for a network with one output a "
-            f"class; got {classes} outputs, and targets of type {targets.dtype} and shape "
-            f"{tuple(targets.shape)}, {targets.min()} to {targets.max()}."
+            "`batches` must be inputs and class indices, for a network with one output "
+            f"per class; got {classes} outputs, and targets of type {targets.dtype} and "
+            f"shape {tuple(targets.shape)}, {targets.min()} to {targets.max()}."
         )
 
 

@@ -1,8 +1,8 @@
-r"""A posterior averaged over the permutations of its network, so that no order is preferred.
+r"""A posterior averaged over the permutations of its network.
 
 .. math:: q^G(\omega) = \frac{1}{|G|} \sum_{g \in G} q(g^{-1} \omega)
 
-In function space it is the posterior it is made of, so predictions are those of the base.
+Its predictions are those of the base posterior.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Symmetrized(Posterior):
 
     Args:
         base: a posterior with a density.
-        sym: what `weightsym.discover` returned for its network.
-        draws: how many permutations stand for the group where neither enumeration nor permanents
-            can be used: the identity and uniform ones. For samples of the base the log-density is
-            then too high in expectation: the entropy is bounded from below.
+        sym: result of `weightsym.discover` for its network.
+        draws: number of permutations (the identity and uniform ones) that represent the group if
+            neither enumeration nor permanents are possible. The log-density of samples of the base
+            is then too high in expectation, so that the entropy is bounded from below.
 
     References:
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
@@ -64,7 +64,7 @@ class Symmetrized(Posterior):
         self.base, self.sym, self.draws = base, sym, draws
 
     def extra_repr(self) -> str:
-        """Describe the posterior in the brackets that ``print`` shows."""
+        """Return the description that ``print`` shows in parentheses."""
         return f"{self.base}, over 10^{self.sym.log10_permutations:.1f} permutations"
 
     @property
@@ -73,7 +73,7 @@ class Symmetrized(Posterior):
         return 10**self.sym.log10_permutations if self.sym.log10_permutations < 300 else math.inf
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """A stack of n networks, each moved by a permutation of its own."""
+        """Draw a stack of n networks, each moved by a random permutation."""
         networks = self.base.sample(n, generator)
         return permute(networks, self.sym, random_permutations(self.sym, generator, n))
 
@@ -84,15 +84,15 @@ class Symmetrized(Posterior):
         return self.base.predictor(n, generator, chunk_size)
 
     def log_prob(self, params: Params, generator: torch.Generator | None = None) -> Tensor:
-        """Log-density of every network of a stack.
+        """Return the log-density of every network of a stack.
 
-        Up to 50 000 permutations are enumerated. For a diagonal Gaussian over layers that share no
-        tensor the sum over all permutations is a permanent: exact for up to ten units that can be
-        taken for each other, else the Bethe permanent, which is at most ``n/2 log 2`` too low.
+        Up to 50 000 permutations are enumerated. For a diagonal Gaussian over layers without shared
+        tensors, the sum over all permutations is a permanent: exact for up to ten units that may be
+        confused, else the Bethe permanent, which is at most ``n/2 log 2`` too low.
 
         Args:
             params: a stack.
-            generator: draws permutations, where those are needed.
+            generator: draws permutations, if they are needed.
         """
         exact = self.order <= _ENUMERATE_UP_TO
         layers = [] if exact else self._layers()
@@ -110,7 +110,7 @@ class Symmetrized(Posterior):
         return torch.cat(parts).logsumexp(1) - math.log(count)
 
     def _layers(self) -> list[UnitLayer]:
-        """Layers whose permutations are all of the group, if they are told unit by unit."""
+        """Return layers whose permutations form the group, if they act unit by unit."""
         if not isinstance(self.base, DiagonalGaussian):
             return []
         layers = unit_layers(self.sym, self.base.spec.names)
@@ -118,14 +118,14 @@ class Symmetrized(Posterior):
         return layers if len(sets) == 1 and len(layers) == len(self.sym.permutations) else []
 
     def _drawn(self, generator: torch.Generator | None) -> list[Tensor]:
-        """The identity first, then uniform permutations."""
+        """Return the identity, followed by uniform permutations."""
         drawn = random_permutations(self.sym, generator, self.draws)
         for group in drawn:
             group[0] = torch.arange(group.shape[1])
         return drawn
 
     def _images(self, params: Params, elements: list[Tensor], count: int) -> Tensor:
-        """Log-density of the base at every image of every network, ``(networks, images)``."""
+        """Return log-densities of the base at all images of networks, ``(networks, images)``."""
         members = stack_size(params)
         copies = {name: t.repeat_interleave(count, 0) for name, t in params.items()}
         if elements:
@@ -134,7 +134,7 @@ class Symmetrized(Posterior):
 
 
 def _by_permanents(base: DiagonalGaussian, layers: Sequence[UnitLayer], params: Params) -> Tensor:
-    """Compute what averaging over all permutations adds to the log-density of every network."""
+    """Return the gain of the log-density by averaging over all permutations."""
     size = stack_size(params)
     weights = {name: params[name] for name in base.spec.names}
     mean, log_std = (unravel(t.expand(size, -1), base.spec) for t in (base.mean, base.log_std))
@@ -149,7 +149,7 @@ def _exact_or_bethe(logs: Tensor) -> Tensor:
 
 
 def _all_elements(sym: Symmetries) -> list[Tensor]:
-    """Every combination of permutations of all groups, one row each."""
+    """Return every combination of permutations of all groups, one per row."""
     groups = [torch.tensor(list(itertools.permutations(range(g.units)))) for g in sym.permutations]
     choices = torch.cartesian_prod(*(torch.arange(len(g)) for g in groups)) if groups else None
     if choices is None:

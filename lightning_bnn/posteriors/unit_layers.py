@@ -1,4 +1,4 @@
-"""Layers whose units can be exchanged one for one, and sets of them that share no tensor."""
+"""Layers whose units can be exchanged one by one, and sets of them without shared tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weightsym import PermutationGroup, Symmetries
 from weightsym.params import Params
 
 _SCREEN = 64
-"""Weights of each tensor that are enough to tell most units apart."""
+"Number of weights of each tensor that distinguish most units."
 _ASKED = 64
-"""Units that are enough to find those weights."""
+"Number of units that suffice to find these weights."
 
 
 @dataclass(frozen=True, eq=False)
 class UnitLayer:
-    """Units that can be exchanged, and where their weights are: (tensor, dimension, positions)."""
+    """Exchangeable units, with the positions of their weights: (tensor, dimension, positions)."""
 
     group: int
     units: int
@@ -35,13 +35,13 @@ class UnitLayer:
 
     @property
     def tensors(self) -> frozenset[str]:
-        """The tensors that its permutations move."""
+        """The tensors moved by its permutations."""
         return frozenset(name for name, _, _ in self.places)
 
     def rows(self, params: Params, units: Tensor | None = None, multiple: int = 1) -> Tensor:
-        """Weights of each unit (or of some), ``(networks, units, weights)``, from a stack.
+        """Return the weights of units from a stack, ``(networks, units, weights)``.
 
-        Zeros make their number a multiple of what is given.
+        They are padded with zeros to a multiple of a given number.
         """
         parts = []
         for name, dim, positions in self.places:
@@ -58,7 +58,7 @@ class UnitLayer:
         return torch.cat(parts, 2)
 
     def telling_rows(self, stacks: Sequence[Params], mean: Params, log_std: Params) -> list[Tensor]:
-        """As `rows` of several stacks, but only the weights by which units differ most."""
+        """Return the most informative weights of units from several stacks, as `rows` does."""
         parts: list[list[Tensor]] = [[] for _ in stacks]
         for name, dim, positions in self.places:
             columns = _telling(mean[name], log_std[name], dim)
@@ -69,7 +69,7 @@ class UnitLayer:
         return [torch.cat(rows, 2) for rows in parts]
 
     def sums(self, params: Params) -> Tensor:
-        """Sum over the weights of each unit, ``(networks, units)``."""
+        """Return sums over the weights of each unit, ``(networks, units)``."""
         parts = []
         for name, dim, positions in self.places:
             along = _along(params[name], dim)
@@ -78,15 +78,15 @@ class UnitLayer:
         return torch.stack(parts).sum(0)
 
     def square_sums(self, params: Params) -> Tensor:
-        """Sum of the squares of the weights of each unit, ``(networks, units)``."""
+        """Return sums of squares over the weights of each unit, ``(networks, units)``."""
         return self.sums({name: params[name].square() for name, _, _ in self.places})
 
 
 def unit_layers(sym: Symmetries, names: Sequence[str]) -> list[UnitLayer]:
-    """The groups whose permutations can be told unit by unit.
+    """Return the groups whose permutations act unit by unit.
 
-    That leaves out groups that act on a tensor along both of its axes, as those of a residual or
-    recurrent layer do, and those that move columns within blocks.
+    Groups that act on both axes of a tensor, as in residual or recurrent layers, are left out, and
+    so are groups that move columns within blocks.
     """
     return [
         layer
@@ -110,10 +110,10 @@ def _unit_layer(
 
 
 def independent_sets(layers: Sequence[UnitLayer]) -> list[list[UnitLayer]]:
-    """Sets of layers that share no tensor. Together they are all layers.
+    """Return sets of layers without shared tensors, which together contain all layers.
 
-    The first has the largest total ``log n!`` of all sets, each further one the largest of those
-    that contain a layer which no earlier set has.
+    The first has the largest total ``log n!`` of all sets. Each further one has the largest of
+    those that contain a layer of no earlier set.
     """
     sets: list[list[UnitLayer]] = []
     covered: set[int] = set()
@@ -126,7 +126,7 @@ def independent_sets(layers: Sequence[UnitLayer]) -> list[list[UnitLayer]]:
 
 
 def _best_set(layers: Sequence[UnitLayer], contains: int | None) -> list[int]:
-    """A maximum-weight independent set, by integer programming."""
+    """Find a maximum-weight independent set, by integer programming."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     n = len(layers)
@@ -147,7 +147,7 @@ def _best_set(layers: Sequence[UnitLayer], contains: int | None) -> list[int]:
 
 
 def _along(stack: Tensor, dim: int | None) -> Tensor:
-    """With the dimension that the positions count behind that of the networks."""
+    """Move the dimension of the positions behind that of the networks."""
     return stack.flatten(1) if dim is None else stack.movedim(dim + 1, 1)
 
 
@@ -160,12 +160,12 @@ def _at(along: Tensor, positions: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _are_all(positions: Tensor, size: int) -> bool:
-    """Check whether there is one position for each unit, in their order, once for each tensor."""
+    """Check whether there is one position for each unit, in order, once for each tensor."""
     return torch.equal(positions, torch.arange(size, device=positions.device)[:, None])
 
 
 def _telling(mean: Tensor, log_std: Tensor, dim: int | None) -> Tensor:
-    """Columns of a tensor with the largest signal-to-noise ratio between units."""
+    """Return the columns of a tensor with the largest signal-to-noise ratio between units."""
     if dim is None or mean.ndim < 3:
         return torch.zeros(1, dtype=torch.long, device=mean.device)
     count = mean[0].numel() // mean.shape[dim + 1]

@@ -285,7 +285,7 @@ def test_a_diverged_run_goes_on(tmp_path):
 
     tau, *others = PermutationTau(), MassGap(1), PosteriorFigures(1, 2)
     with (
-        pytest.warns(UserWarning, match="look at weights that are not finite"),
+        pytest.warns(UserWarning, match="skips weights that are not finite"),
         pytest.warns(UserWarning, match="PermutationTau is switched off: the weights are not fi"),
     ):
         trainer = fit(built(Diverged), tau, *others, default_root_dir=tmp_path)

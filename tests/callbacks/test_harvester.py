@@ -231,5 +231,5 @@ def test_a_lost_bank_is_reported(tmp_path):
     trainer = fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), max_epochs=1)
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     os.rename(tmp_path / "bank", tmp_path / "elsewhere")
-    with pytest.warns(UserWarning, match="has 0 networks, the checkpoint knew of 1"):
+    with pytest.warns(UserWarning, match="has 0 networks, but the checkpoint expects 1"):
         fit(built(Plain), CheckpointHarvester(tmp_path / "bank"), ckpt_path=tmp_path / "x.ckpt")

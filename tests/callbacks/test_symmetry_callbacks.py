@@ -91,7 +91,7 @@ def test_tau_of_orders_further_apart_and_beside_weight_averaging(every, others):
 def test_nothing_to_move(look, what):
     module = built(Plain)
     module.net = torch.nn.Linear(6, 3)
-    with pytest.warns(UserWarning, match=f"no units that could be {what}"):
+    with pytest.warns(UserWarning, match=f"no units that can be {what}"):
         fit(module, look())
 
 

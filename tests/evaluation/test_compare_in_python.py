@@ -257,7 +257,7 @@ IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
         ({"data": []}, "`data` do not fit the network: there are no examples"),
         ({"data": "none.yaml"}, "none.yaml must be a configuration"),
         ({"protocol": "p2"}, "`protocol` must be one of full, p1, got 'p2'"),
-        ({"network": None}, "`network` is missing: pass a module of the kind that is compared"),
+        ({"network": None}, "`network` is missing: pass a module with the architecture"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(changes, sentence):

@@ -65,7 +65,7 @@ def test_fixed_weights_are_there_once(name):
     assert net[2].weight.abs().sum() > 0  # a member may be changed
 
 
-OTHER = "has other weights that are held fixed"
+OTHER = "has other fixed weights"
 
 
 @pytest.mark.parametrize("make", [DeepEnsemble, MFVI, SWAG])
@@ -126,7 +126,7 @@ def test_memory_is_known_before_anything_is_allocated():
     text = DeepEnsemble(net, members=3).memory()
     assert text == (
         "members take 120 kB, their gradients 120 kB, an optimizer like Adam 240 kB, "
-        "weights that are held fixed 4 MB"
+        "weights held fixed 4 MB"
     )
 
 

@@ -197,7 +197,7 @@ def mixed():
     return Forward(lambda s, x: s.layer(x) + x @ s.layer.weight, layer=nn.Linear(4, 4))
 
 
-ROLES = "layer.weight is the weight of a layer and is used in"
+ROLES = "layer.weight is the weight of a layer, and also has"
 
 
 @pytest.mark.bad_input

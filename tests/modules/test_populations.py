@@ -198,7 +198,7 @@ def test_a_folder_of_starts_has_no_parts(tmp_path):
     with CheckpointBank(tmp_path / "bank") as bank:
         bank.extend(P.populate(net(), 3))
     options = {"start_from": str(tmp_path / "bank")}
-    with pytest.raises(ValueError, match="`start_from` a folder"):
+    with pytest.raises(ValueError, match="`start_from` with a folder"):
         DeepEnsemble(net(), members=(2, 4), **options)
     last = DeepEnsemble(net(), members=2, **options).member_stack()["0.weight"]
     torch.testing.assert_close(last, bank[1:3]["0.weight"])

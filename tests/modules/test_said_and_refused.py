@@ -66,7 +66,7 @@ REFUSED = [
     (DeepEnsemble, {"prior_std": 1.0, "optimizer": precise}, "`prior_std` .* `prior_precision`"),
     (Laplace, {"prior_precision": 0.0}, "`prior_precision` must be positive"),
     (SWAG, {"rank": 1}, "`rank` must be at least 2"),
-    (SWAG, {"swa_lr": 0.1, "lr_interval": "step"}, "SWAG counts epochs: leave `lr_interval`"),
+    (SWAG, {"swa_lr": 0.1, "lr_interval": "step"}, "SWAG counts epochs: omit `lr_interval`"),
     (DeepEnsemble, {"lr_interval": "batch"}, "`lr_interval` must be one of epoch, step"),
     (DeepEnsemble, {"members": (2, 2)}, "`members` must be a number, or the first of"),
     (DeepEnsemble, {"members": (1, 2, 3)}, "`members` must be a number, or the first of"),
@@ -194,7 +194,7 @@ REFUSED_FITS = [
         for name in ("ensemble", "mfvi")
     ),
     *(
-        (made(name), None, {"callbacks": [AVERAGES[average]]}, "exchanges the weights .* makes")
+        (made(name), None, {"callbacks": [AVERAGES[average]]}, "swaps the weights of which")
         for name, average in KEEPERS
     ),
     *(

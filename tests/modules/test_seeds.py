@@ -55,7 +55,7 @@ def test_a_resumed_run_counts_its_own_data(make, tmp_path):
     run.fit(make(*arguments), Blobs(n=20))
     run.save_checkpoint(tmp_path / "it.ckpt")
     run = trainer(max_epochs=2)
-    with pytest.warns(UserWarning, match="a run on 20 training examples, and now there are 40"):
+    with pytest.warns(UserWarning, match="a run on 20 training examples, but now there are 40"):
         run.fit(make(*arguments), Blobs(n=40), ckpt_path=tmp_path / "it.ckpt", weights_only=True)
     assert run.optimizers[0].param_groups[0]["num_data"] == 40
 

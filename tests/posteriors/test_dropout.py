@@ -189,7 +189,7 @@ def test_errors():
         posterior.sample(2)
     with pytest.raises(ValueError, match="Linear has no dropout"):
         posterior.predict(net, torch.randn(2, 2), 2)
-    with pytest.raises(ValueError, match="has no dropout of a rate above 0"):
+    with pytest.raises(ValueError, match="has no dropout with a rate above 0"):
         dropout_sites(nn.Sequential(net, nn.Dropout(0.0)), (torch.randn(2, 2),))
     with pytest.raises(ValueError, match="`layers` must be"):
         Dropout(P.stack([P.of(net)]), layers="first")

@@ -261,17 +261,17 @@ def block_posterior(**options):
     [
         (of(BENT, "full", "head"), "'head' is not the last"),
         (of(TWICE, "full", "head"), "is used 2 times"),
-        (of(tied()), "no Kronecker factors of weights that layers share"),
+        (of(tied()), "weights that layers share have no Kronecker factors"),
         (of(ASIDE), "the layer 'aside' is not called, but its weights are used"),
-        (of(Tripled(3, 2)), "it has Tripled.*linear layers and ungrouped 2D convolutions only"),
+        (of(Tripled(3, 2)), "it has Tripled.*only linear layers and ungrouped 2D convolutions"),
         (of(BENT, "lowrank"), "`structure` must be"),
         (
             of(models.mlp(784, [512], 10), "full"),
-            "A full curvature of 407050 weights takes 1326 GB: take `structure='kron'`",
+            "A full curvature of 407050 weights takes 1326 GB: set `structure='kron'`",
         ),
         (
             of(nn.Linear(1, 10**7)),
-            r"in Kronecker factors takes 800 TB of memory, .*: take `structure='diag'`, or `layers",
+            r"in Kronecker factors takes 800 TB of memory, .*: set `structure='diag'`, or `layers",
         ),
         (lambda: last_layer_name(nn.Conv1d(1, 1, 1)), "Conv1d has no linear layer"),
         (lambda: block_posterior(prior_precision=0.0), "`prior_precision` must be positive"),

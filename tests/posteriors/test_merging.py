@@ -197,7 +197,7 @@ def test_statistics_are_averaged_and_what_is_held_fixed_must_be_the_same():
     assert torch.equal(merged.centre["1.running_mean"], first["1.running_mean"] + 1)
     assert merged.spec.names == ("1.weight",)
     other = {**second, "0.bias": first["0.bias"] + 1}
-    with pytest.raises(ValueError, match="differ in a weight that is held fixed, '0.bias'"):
+    with pytest.raises(ValueError, match="differ in the fixed weight '0.bias'"):
         merge_gaussians([DiagonalGaussian(w, 0.1, names) for w in (first, other)])
 
 
@@ -234,8 +234,8 @@ def kronecker():
 
 
 A, SADDLE = DiagonalGaussian({"w": torch.ones(2)}), by_curvature((-1.5, 0.5))
-OTHER = r"`posteriors.1.` is over other weights"
-PRIOR_OF = "`prior_std` {} is not that of precisions .{}".format
+OTHER = r"`posteriors.1.` is over different weights"
+PRIOR_OF = "`prior_std` {} does not match the precisions .{}".format
 
 
 @pytest.mark.bad_input
@@ -248,9 +248,9 @@ PRIOR_OF = "`prior_std` {} is not that of precisions .{}".format
         ([A, DiagonalGaussian({"w": torch.ones(3)})], {}, OTHER),
         ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, OTHER),
         ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
-        ([A, A], {"prior_std": 0.05}, "everywhere less sure than `prior_std` 0.05"),
+        ([A, A], {"prior_std": 0.05}, "a lower precision than `prior_std` 0.05"),
         ([A, A], {"symmetries": 3}, "`symmetries` must be what `discover` returned, got int"),
-        ([by_curvature()], {"symmetries": 3}, "`symmetries` are for DiagonalGaussian"),
+        ([by_curvature()], {"symmetries": 3}, "`symmetries` requires DiagonalGaussian"),
         ([by_curvature()] * 2, {"prior_std": 0.5}, PRIOR_OF(0.5, "1.0, 1.0")),
         (
             [by_curvature(prior_precision=p) for p in (1.0, 5.0)],
@@ -258,7 +258,7 @@ PRIOR_OF = "`prior_std` {} is not that of precisions .{}".format
             PRIOR_OF(2.0, "1.0, 5.0"),
         ),
         ([by_curvature(), by_curvature(left=TURN)], {}, "must have curvatures of one structure"),
-        ([SADDLE, SADDLE], {}, "have a product of precisions -1 to 3"),
+        ([SADDLE, SADDLE], {}, "has precisions -1 to 3"),
         ([DiagonalGaussian({"w": torch.ones(2).double()}, 1e200)], {}, "of precisions 0 to 0"),
         (
             [A, DiagonalGaussian({"w": torch.tensor([1.0, math.nan])})],
@@ -266,7 +266,7 @@ PRIOR_OF = "`prior_std` {} is not that of precisions .{}".format
             r"`posteriors.1.` holds NaN or infinite values",
         ),
         ([by_curvature([math.nan])], {}, "hold NaN or infinite values"),
-        ([kronecker()], {}, "Kronecker factors have no sum"),
+        ([kronecker()], {}, "Kronecker factors cannot be added"),
         ([by_curvature(), by_curvature(temperature=0.1)], {}, "must have the same temperature"),
     ],
 )

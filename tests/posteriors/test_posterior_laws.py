@@ -222,11 +222,11 @@ def test_deviations_belong_to_weights_by_name():
     ("call", "message"),
     [
         (lambda: gaussian().sample(0), "`n` must be at least 1, got 0"),
-        (lambda: Empirical({"w": torch.ones(3)}).sample(4), "at most 3, the networks there are"),
+        (lambda: Empirical({"w": torch.ones(3)}).sample(4), "at most 3, the number of networks"),
         (lambda: Mixture([]), "`components` must hold at least one"),
         (lambda: Mixture([gaussian()], [0.0]), "`weights` must be 1 positive, finite numbers"),
         (lambda: DiagonalGaussian({"w": torch.ones(3)}, 0.0), "`std` must be positive"),
-        (lambda: Posterior.of(P.of(SQUARE), SQUARE), "`source` is one network, as `network` is"),
+        (lambda: Posterior.of(P.of(SQUARE), SQUARE), "`source` is one network, like `network`"),
         (lambda: Posterior.of(P.populate(SQUARE, 5), template()), "'0.bias' is missing in it, and"),
         (
             lambda: Posterior.of([SQUARE] * 2, nn.Linear(5, 4)),

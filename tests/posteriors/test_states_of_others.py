@@ -141,9 +141,9 @@ def zeros(factor=0.0):
 
 REFUSED = {
     "one network": ({}, "State is one network of a chain: pass a list of such states"),
-    "no data, no prior": ({"prec_diag": zeros()}, "`prec_diag` of State gives no variances that"),
-    "a saddle": ({"prec": -torch.eye(SIZE)}, "`prec` of State gives no variances that are pos"),
-    "nan": ({"cov": torch.nan * torch.eye(SIZE)}, "`cov` of State gives no variances"),
+    "no data, no prior": ({"prec_diag": zeros()}, "`prec_diag` of State does not define positive"),
+    "a saddle": ({"prec": -torch.eye(SIZE)}, "`prec` of State does not define positive"),
+    "nan": ({"cov": torch.nan * torch.eye(SIZE)}, "`cov` of State does not define positive"),
     "names": ({"sd_diag": {"w": torch.ones(1)}}, "`sd_diag` of State does not fit its `params`"),
     "shapes": ({"sd_diag": {n: torch.ones(1) for n in PARAMS}}, "`sd_diag` of State does not fit"),
     "a vector": ({"log_sd_diag": torch.ones(SIZE)}, "`log_sd_diag` of State does not fit"),
@@ -171,7 +171,7 @@ def odd_lists():
         [*states(2), *states(1, sd_diag=zeros(1.0))],
         "The states are of several kinds: pass those",
     )
-    yield states(1) * 2, "the same tensors: update with `inplace=False`"
+    yield states(1) * 2, "share tensors: update with `inplace=False`"
     yield others, r"`networks\[1\]` is another network than the first"
     yield Ensemble([]), "must hold at least one network"
     yield [*states(2), 3], r"`networks\[0\]` must be a module or a dict .*, got a State"
@@ -182,5 +182,5 @@ def test_misleading_lists_and_ensembles_are_refused_in_one_sentence():
     for source, sentence in odd_lists():
         with pytest.raises(ValueError, match=sentence):
             Posterior.of(source)
-    with pytest.raises(ValueError, match="`network` is missing: pass a module of the kind"):
+    with pytest.raises(ValueError, match="`network` is missing: pass a module with"):
         lightning_bnn.compare(states(4), {"A": states(3)}, (torch.ones(2, 2), torch.ones(2)))

@@ -79,11 +79,11 @@ def test_nothing_to_predict(tmp_path):
     classes = "`batches` must be inputs and class indices"
     empty = CheckpointBank(tmp_path / "empty")
     for networks, batches, options, words in (
-        (stack, [], {}, "`batches` holds no example"),
+        (stack, [], {}, "`batches` has no examples"),
         *((stack, [(x, wrong)], {}, classes) for wrong in (y.double(), y[:, None], y + 3, y - 1)),
         (stack, [((x, x), y)], {}, "`batches` must be pairs of a tensor"),
         (stack, [(x, y)], {"memory": 0}, "`memory` must be at least 1"),
-        (empty, [(x, y)], {}, "`networks` holds no network"),
+        (empty, [(x, y)], {}, "`networks` is empty"),
     ):
         with pytest.raises(ValueError, match=words):
             stream_predictions(model, networks, batches, **options)

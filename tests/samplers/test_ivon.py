@@ -199,7 +199,7 @@ def test_validation_sees_the_means_in_the_middle_of_a_step_too():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.bad_input
 def test_another_optimizer_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match="DrawnWeights is for .* has returned Adam"):
+    with pytest.raises(ValueError, match="DrawnWeights requires .* has returned Adam"):
         fitted(DrawnWeights(), module=Line(torch.optim.Adam))
     with pytest.raises(ValueError, match="IVON needs `num_data`"):
         fitted(DrawnWeights(), module=Line(IVON))
