@@ -1,7 +1,8 @@
 """Metrics of posteriors: MMD, calibration, OOD detection, diversity, scores of predictions.
 
-Every metric is a function. Those that are accumulated over batches are a `torchmetrics.Metric` of
-the same words, too. What torchmetrics has right (accuracy, regression errors) is not repeated.
+Every metric is a function. Metrics that accumulate over batches are also `torchmetrics.Metric`
+classes of the same name. Metrics that torchmetrics computes correctly (accuracy, regression errors)
+are not repeated.
 
 >>> import torch
 >>> from lightning_bnn.metrics import ECE, ece

@@ -17,22 +17,22 @@ from weightsym.params import has_float64, where_precise
 
 
 class ExactMetric(Metric):
-    """A metric that is the same number on one process and on many, in one batch and in many.
+    """A metric with the same value on one process or many, in one batch or many.
 
     States are sums (float64, or int64 counts) or one-dimensional float64 lists; both synchronise
-    exactly, also when a process has seen no data. In a ``MetricCollection`` metrics share their
-    states if these have the same names and, after the first batch, the same values. One more state
-    allows this only to metrics of one family with the same options.
+    exactly, also if a process has seen no data. In a ``MetricCollection`` metrics share states that
+    have equal names and, after the first batch, equal values. A further state restricts this to
+    metrics of one family with the same options.
 
     Args:
-        *options: all that changes what an update adds.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        *options: everything that affects an update.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
     """
 
     is_differentiable = False
     full_state_update = False
     family = ""
-    """The name that classes with the same updates have in common, by default that of the class."""
+    "Name shared by classes with the same updates, by default that of the class."
 
     def __init__(self, *options: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -54,9 +54,10 @@ class ExactMetric(Metric):
         return self._plot(val, ax)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
-        """States follow a module to its device, never to its precision.
+        """Move states with a module to its device, but never to its precision.
 
-        A process without data contributes an empty tensor of ``_dtype``, hence that stays float64.
+        A process without data contributes an empty tensor of ``_dtype``, which therefore stays
+        float64.
         """
 
         def moved(state: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ class ExactMetric(Metric):
         return self
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Take predictions to the states, which stay on the CPU where a device has no float64."""
+        """Move predictions to the states, which stay on the CPU if a device has no float64."""
 
         @functools.wraps(update)
         def measured(*args: Any, **kwargs: Any) -> None:
@@ -85,7 +86,7 @@ class ExactMetric(Metric):
 
 
 class ExampleMean(ExactMetric):
-    """The mean over examples of one number, or of one tensor, per example."""
+    """The mean over examples of a number or a tensor per example."""
 
     total: Tensor
     count: Tensor
@@ -105,18 +106,18 @@ class ExampleMean(ExactMetric):
         self.count = self.count + examples
 
     def compute(self) -> Tensor:
-        """The mean, or NaN without examples."""
+        """Return the mean, or NaN without examples."""
         if self.count == 0:
-            return self.total + self._nan("it has seen no example")
+            return self.total + self._nan("it has seen no examples")
         return self.total / self.count
 
 
 class PredictionMean(ExampleMean):
-    """The mean over examples of a number that predictions, or their logits, give.
+    """The mean over examples of a number computed from predictions or their logits.
 
     Args:
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
     """
 
     def __init__(self, from_logits: bool = False, **kwargs: Any) -> None:
@@ -125,7 +126,7 @@ class PredictionMean(ExampleMean):
 
 
 def collected(state: list[Tensor] | Tensor) -> Tensor:
-    """A list state as one tensor, before or after it was synchronised."""
+    """Return a list state as one tensor, before or after synchronisation."""
     if isinstance(state, Tensor):
         return state
     return torch.cat(state) if state else torch.zeros(0, dtype=torch.float64)

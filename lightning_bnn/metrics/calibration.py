@@ -1,8 +1,8 @@
 r"""Calibration: does a confidence of 80 % mean 80 % correct, and do sets hold the truth?
 
 Reliability diagrams have equally wide bins, or bins of equally many examples. Selective prediction
-asks how often answers are wrong if the least confident are not given; examples of equal confidence
-have no order, and every number is the mean over all of their orders.
+measures how often answers are wrong if the least confident are withheld. Examples of equal
+confidence have no order, and every number is the mean over all of their orders.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Reliability(NamedTuple):
 def reliability(
     confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"], n_bins: int = 15
 ) -> Reliability:
-    r"""A reliability diagram with equally wide bins, for any meaning of confidence and correct.
+    r"""Compute a reliability diagram with equally wide bins, for any confidence and correctness.
 
     .. math:: conf_b = \tfrac{1}{n_b} \textstyle\sum_{i \in b} p_i, \quad
         acc_b = \tfrac{1}{n_b} \sum_{i \in b} c_i
 
     Args:
         confidence: numbers between 0 and 1, such as the largest probability.
-        correct: whether what was predicted with that confidence came true.
+        correct: whether each prediction came true.
         n_bins: number of bins.
 
     >>> reliability(torch.tensor([0.95, 1.0]), torch.tensor([True, False]), 10).count
@@ -90,7 +90,7 @@ def reliability(
 def adaptive_reliability(
     confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"], n_bins: int = 15
 ) -> Reliability:
-    """A reliability diagram with bins of equally many examples. Ties stay together.
+    """Compute a reliability diagram with bins of equally many examples. Ties stay together.
 
     >>> confidence = torch.full((10,), 0.8)
     >>> adaptive_reliability(confidence, torch.arange(10) < 5, 2).count
@@ -151,7 +151,7 @@ def _top_label(probs: Tensor, labels: Tensor, from_logits: bool) -> tuple[Tensor
 
 
 def signed_confidences(probs: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
-    """Confidences in float64, negative where the prediction is wrong. They are never zero."""
+    """Return confidences in float64, negative for wrong predictions, and never zero."""
     confidence, correct = _top_label(probs, labels, from_logits)
     return torch.where(correct, confidence, -confidence).detach().double()
 
@@ -163,7 +163,7 @@ def _check_confidence(confidence: Tensor, correct: Tensor) -> None:
 
 
 def _check_pairs(confidence: Tensor, correct: Tensor) -> None:
-    """Refuse all but one confidence and one truth per example."""
+    """Require one confidence and one truth per example."""
     check_tensors(confidence=confidence, correct=correct)
     if confidence.ndim != 1 or confidence.shape != correct.shape:
         raise ValueError(
@@ -174,14 +174,14 @@ def _check_pairs(confidence: Tensor, correct: Tensor) -> None:
 
 
 def sums_per_bin(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
-    """Wrong and correct examples ``(bins, 2)`` and the sum of confidences per bin."""
+    """Return wrong and correct examples ``(bins, 2)`` and the sum of confidences per bin."""
     confidence = confidence.double()
     index = (confidence * n_bins).long().clamp(0, n_bins - 1)
     return _count(index, correct, n_bins), _sum_by(index, confidence, n_bins)
 
 
 def _sum_by(index: Tensor, values: Tensor, n_bins: int) -> Tensor:
-    """Sums per bin, deterministic on a GPU if asked to be."""
+    """Return sums per bin, deterministic on a GPU if requested."""
     return values.new_zeros(n_bins).index_add(0, index, values)
 
 
@@ -193,7 +193,7 @@ def _count(index: Tensor, correct: Tensor, n_bins: int) -> Tensor:
 
 
 def diagram(counts: Tensor, confidence_sum: Tensor) -> Reliability:
-    """The diagram that some sums of `sums_per_bin` make."""
+    """Return the diagram of sums of `sums_per_bin`."""
     total = counts.sum(-1)
     return Reliability(total, confidence_sum / total, counts[:, 1].double() / total)
 
@@ -219,11 +219,11 @@ class _Calibration(ExactMetric):
         """The error, or NaN without examples."""
         self._diagram = self.reliability()
         if not self._diagram.count.any():
-            return self._nan("it has seen no example")
+            return self._nan("it has seen no examples")
         return self._diagram.expected_error
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """The reliability diagram of the data so far, or a curve of given values."""
+        """Draw the reliability diagram of the data so far, or a curve of given values."""
         if val is not None:
             return self._plot(val, ax)
         self.compute()  # of all processes
@@ -236,7 +236,7 @@ class ECE(_Calibration):
     Args:
         n_bins: number of equally wide bins; the last one is closed.
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> metric = ECE(n_bins=10)
     >>> metric.update(torch.tensor([[0.05, 0.95], [1.0, 0.0]]), torch.tensor([1, 1]))
@@ -270,7 +270,7 @@ class ACE(_Calibration):
     Args:
         n_bins: number of bins of equally many examples.
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> ACE(n_bins=2)(torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.1250, dtype=torch.float64)
@@ -312,14 +312,14 @@ class RiskCoverage(NamedTuple):
 def risk_coverage(
     confidence: Float[Tensor, " batch"], correct: Shaped[Tensor, " batch"]
 ) -> RiskCoverage:
-    r"""The risk-coverage curve of any confidence, and whether each answer is right.
+    r"""Compute the risk-coverage curve of any confidence.
 
     .. math:: r_k = \frac1k \sum_{i \leq k} [\hat y_{(i)} \neq y_{(i)}], \quad
         \text{coverage } k / n, \text{ examples by falling confidence}
 
     Args:
-        confidence: what decides which examples are answered, any finite numbers.
-        correct: whether the answer would be right.
+        confidence: any finite numbers, by which examples are answered in falling order.
+        correct: whether each answer would be right.
 
     >>> risk_coverage(torch.tensor([0.9, 0.5]), torch.tensor([True, False])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
@@ -342,8 +342,8 @@ def aurc(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
 
     .. math:: \frac1n \sum_{k=1}^n \frac1k \sum_{i \le k} [\hat y_{(i)} \ne y_{(i)}]
 
-    with examples ordered by falling confidence. Zero is perfect; of a confidence that says nothing
-    it is the error rate.
+    with examples ordered by falling confidence. Zero is perfect. An uninformative confidence gives
+    the error rate.
 
     References:
         | Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers (Geifman et al., 2019)
@@ -368,7 +368,7 @@ def set_coverage(sets: Sets, labels: Labels) -> Number:
     .. math:: \frac1n \sum_i [y_i \in S_i]
 
     Args:
-        sets: which classes belong to the set of each example, boolean ``(batch, classes)``.
+        sets: mask of the classes in the set of each example, boolean ``(batch, classes)``.
         labels: ``(batch,)`` class indices.
 
     >>> set_coverage(torch.tensor([[True, True], [True, False]]), torch.tensor([1, 1]))
@@ -383,7 +383,7 @@ def set_size(sets: Sets) -> Number:
     .. math:: \frac1n \sum_i |S_i|
 
     Args:
-        sets: which classes belong to the set of each example, boolean ``(batch, classes)``.
+        sets: mask of the classes in the set of each example, boolean ``(batch, classes)``.
 
     >>> set_size(torch.tensor([[True, True], [True, False]]))
     tensor(1.5000, dtype=torch.float64)
@@ -398,7 +398,7 @@ def class_coverage(sets: Sets, labels: Labels) -> Float64[Tensor, " classes"]:
     .. math:: \frac{1}{n_c} \sum_{i: y_i = c} [y_i \in S_i]
 
     Args:
-        sets: which classes belong to the set of each example, boolean ``(batch, classes)``.
+        sets: mask of the classes in the set of each example, boolean ``(batch, classes)``.
         labels: ``(batch,)`` class indices.
 
     >>> class_coverage(torch.tensor([[True, True], [True, False]]), torch.tensor([0, 1]))
@@ -410,7 +410,7 @@ def class_coverage(sets: Sets, labels: Labels) -> Float64[Tensor, " classes"]:
 
 
 def check_sets(sets: Any) -> None:
-    """Refuse all but one truth value for every example and class."""
+    """Require one truth value for every example and class."""
     if not isinstance(sets, Tensor) or sets.dtype != torch.bool or sets.ndim != 2:
         description = (
             f"{sets.dtype} {tuple(sets.shape)}" if isinstance(sets, Tensor) else repr(sets)

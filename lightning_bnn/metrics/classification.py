@@ -1,8 +1,8 @@
-"""Predictions of classes beside the truth, and beside those of a reference such as long HMC chains.
+"""Predictions of classes compared with the truth, and with a reference such as long HMC chains.
 
-All are means over posterior samples, ``(batch, classes)``, for the same examples. NLL and Brier
-score are proper scores. Agreement compares predicted classes, total variation and divergence
-compare probabilities, and one minus the agreement is none of them.
+All functions take means over posterior samples, ``(batch, classes)``, for the same examples. NLL
+and Brier score are proper scores. Agreement compares predicted classes, total variation and
+divergence compare probabilities, and one minus the agreement is none of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def agreement(probs: Probs, reference: Probs, from_logits: bool = False) -> Numb
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
-        reference: the same of the reference.
+        reference: predictions of the reference.
         from_logits: whether both are logits; never guessed.
 
     >>> agreement(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))
@@ -101,7 +101,7 @@ def total_variation(probs: Probs, reference: Probs, from_logits: bool = False) -
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
-        reference: the same of the reference.
+        reference: predictions of the reference.
         from_logits: whether both are logits; never guessed.
 
     References:
@@ -119,13 +119,13 @@ def predictive_kl(probs: Probs, reference: Probs, from_logits: bool = False) -> 
 
     .. math:: \frac1N \sum_n \sum_c p^{ref}_{nc} \log \frac{p^{ref}_{nc}}{p_{nc}}
 
-    It is what is lost, in expected log-probability, where targets are drawn from the reference's
-    predictions; infinite where a class is excluded that the reference does not exclude. By
-    Pinsker's inequality it is at least twice the square of the total variation, example by example.
+    It is the expected loss of log-probability for targets drawn from the reference's predictions,
+    and infinite for a class that is excluded but not by the reference. By Pinsker's inequality it
+    is at least twice the square of the total variation, example by example.
 
     Args:
         probs: ``(batch, classes)`` probabilities, or logits with ``from_logits``.
-        reference: the same of the reference.
+        reference: predictions of the reference.
         from_logits: whether both are logits; never guessed.
 
     >>> predictive_kl(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
@@ -135,11 +135,11 @@ def predictive_kl(probs: Probs, reference: Probs, from_logits: bool = False) -> 
 
 
 def kl_of_each(probs: Tensor, reference: Tensor, from_logits: bool = False) -> Tensor:
-    """The divergence for every example, see `predictive_kl`.
+    """Return the divergence for every example, see `predictive_kl`.
 
     Args:
         probs: ``(batch, classes)``.
-        reference: the same of the reference.
+        reference: predictions of the reference.
         from_logits: whether both are logits.
     """
     a, b = (t.double() for t in _pair(probs, reference, from_logits))
@@ -150,13 +150,13 @@ def kl_of_each(probs: Tensor, reference: Tensor, from_logits: bool = False) -> T
 
 
 def _agreement(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
-    """One for every example whose likeliest class is the same, else zero."""
+    """Return one for every example with the same likeliest class, else zero."""
     a, b = _pair(probs, reference, from_logits)
     return (a.argmax(-1) == b.argmax(-1)).double()
 
 
 def _total_variation(probs: Tensor, reference: Tensor, from_logits: bool) -> Tensor:
-    """The total variation distance for every example."""
+    """Return the total variation distance for every example."""
     a, b = _pair(probs, reference, from_logits)
     return (a - b).abs().sum(-1) / 2
 
@@ -173,7 +173,7 @@ class NLL(PredictionMean):
 
     Args:
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> NLL()(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     tensor(0.6931, dtype=torch.float64)
@@ -192,7 +192,7 @@ class BrierScore(PredictionMean):
 
     Args:
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> BrierScore()(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     tensor(0.5000, dtype=torch.float64)
@@ -207,11 +207,11 @@ class BrierScore(PredictionMean):
 
 
 class _BesideReference(PredictionMean):
-    """The mean over examples of a number between 0 and 1 that two predictions give."""
+    """The mean over examples of a number between 0 and 1 that compares two predictions."""
 
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
     of_each: ClassVar[Any]
-    """The number of every example, of two predictions and whether they are logits."""
+    "Computes the number of every example from two predictions, and whether they are logits."
 
     def update(self, probs: Tensor, reference: Tensor) -> None:
         """Add a batch of mean predictions and the reference's for the same examples."""
@@ -223,7 +223,7 @@ class Agreement(_BesideReference):
 
     Args:
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> Agreement()(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.6, 0.4]]))
     tensor(1., dtype=torch.float64)
@@ -238,7 +238,7 @@ class TotalVariation(_BesideReference):
 
     Args:
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> TotalVariation()(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]]))
     tensor(0.2500, dtype=torch.float64)

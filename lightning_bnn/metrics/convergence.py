@@ -1,6 +1,7 @@
-r"""Do parallel chains agree, how many independent draws are they worth, and what are means off by?
+r"""Agreement of parallel chains, their effective number of draws, and Monte Carlo errors.
 
-On chains split in halves, with the numbers of arviz (but R-hat of constant draws, NaN there), after
+Chains are split in halves. Values agree with arviz, except R-hat of constant draws (NaN there).
+After
 
 | Rank-normalization, folding, and localization: An improved R-hat (Vehtari et al., 2021)
 | https://arxiv.org/abs/1903.08008
@@ -21,19 +22,19 @@ __all__ = [
 ]  # fmt: skip
 
 LEAST = 8
-"""Networks of a chain below which nothing can be said about it."""
+"Smallest number of networks of a chain for any diagnostics."
 _RESOLUTION = 1e-15
-"""Numbers that differ by less are constant, as in arviz."""
+"Smallest difference between numbers that are not constant, as in arviz."
 
 
 def rhat(draws: Draws) -> Tensor:
-    r"""Potential scale reduction of every number: 1 when the chains cannot be told apart.
+    r"""Potential scale reduction of every number, which is 1 if the chains agree.
 
     .. math:: \hat R = \sqrt{\frac{(n - 1) W / n + B / n}{W}}
 
-    with the variances between (B) and within (W) the halves of chains, of normal scores of ranks;
-    the larger one of the numbers and of their distances from the median. Draws that are all the
-    same have 1, where arviz has NaN.
+    with the variances between (B) and within (W) the halves of chains, computed from normal scores
+    of ranks. The result is the larger value of the numbers and of their distances from the median.
+    Constant draws have 1, where arviz has NaN.
 
     Args:
         draws: of every chain, in order.
@@ -48,12 +49,12 @@ def rhat(draws: Draws) -> Tensor:
 
 
 def effective_sample_size(draws: Draws) -> Tensor:
-    r"""Independent draws that estimate a mean as well as all draws of all chains do.
+    r"""Number of independent draws that estimate a mean as well as all draws of all chains.
 
     .. math:: m n / \Big(1 + 2 \sum_t \rho_t\Big)
 
     with autocorrelations of normal scores of ranks, summed over Geyer's initial monotone sequence.
-    That is what arviz calls the size of the bulk.
+    Arviz calls it the bulk size.
 
     Args:
         draws: of every chain, in order.
@@ -65,13 +66,13 @@ def effective_sample_size(draws: Draws) -> Tensor:
 
 
 def tail_effective_sample_size(draws: Draws, probability: float = 0.05) -> Tensor:
-    r"""Independent draws that estimate the quantiles of the worse tail as well.
+    r"""Number of independent draws that estimate the quantiles of the worse tail as well.
 
     .. math:: \min_{q \in \{p, 1 - p\}} n_\mathrm{eff}\big([x \leq x_q]\big)
 
     Args:
         draws: of every chain, in order.
-        probability: of one tail; that of the other one is as large.
+        probability: of each tail.
 
     >>> tail_effective_sample_size(torch.linspace(0, 1, 40).reshape(2, 20)) < 18
     tensor(True)
@@ -95,7 +96,7 @@ def mcse_mean(draws: Draws) -> Tensor:
 
 
 def chain_numbers(draws: Draws) -> dict[str, float]:
-    """R-hat and effective sample sizes of the numbers of chains, in one value each.
+    """Summarise R-hat and effective sample sizes of the numbers of chains.
 
     >>> sorted(chain_numbers(torch.randn(2, 50, 3)))
     ['ess_min', 'ess_tail_min', 'rhat_max', 'rhat_median']
@@ -110,7 +111,7 @@ def chain_numbers(draws: Draws) -> dict[str, float]:
 
 
 def some_of(rows: Tensor, count: int) -> Tensor:
-    """Choose at most so many of the numbers in the last dimension, at equal distances.
+    """Select at most this many entries of the last dimension, evenly spaced.
 
     >>> some_of(torch.arange(10), 3)
     tensor([1, 5, 8])
@@ -121,7 +122,7 @@ def some_of(rows: Tensor, count: int) -> Tensor:
 
 
 def check_draws(draws: Tensor) -> None:
-    """Refuse draws that are too few, or not finite."""
+    """Require enough finite draws."""
     check_tensors(draws=draws)
     if draws.ndim < 2 or draws.shape[1] < LEAST or not draws.numel():
         raise ValueError(
@@ -133,12 +134,12 @@ def check_draws(draws: Tensor) -> None:
 
 
 def _pooled(draws: Tensor) -> Tensor:
-    """All draws of all chains, ``(draws, numbers)``."""
+    """Return all draws of all chains, ``(draws, numbers)``."""
     return draws.double().reshape(draws.shape[0] * draws.shape[1], -1)
 
 
 def _halves(draws: Tensor) -> Tensor:
-    """First and second half of every chain as chains of their own, ``(2 chains, n, numbers)``."""
+    """Split every chain into halves, ``(2 chains, n, numbers)``."""
     check_draws(draws)
     chains, samples = draws.shape[:2]
     half = samples // 2
@@ -147,13 +148,13 @@ def _halves(draws: Tensor) -> Tensor:
 
 
 def _quantile_size(draws: Tensor, probability: float) -> Tensor:
-    """Independent draws that estimate how many of them are below a quantile as well."""
+    """Return the effective number of draws for the indicator of a quantile."""
     halves = _halves(draws)
     return _effective((halves <= _quantile(_pooled(draws), probability)).double())
 
 
 def _quantile(x: Tensor, probability: float) -> Tensor:
-    """Between two draws on a straight line, from the nearer one, which makes it exact at draws."""
+    """Interpolate between two draws linearly, from the nearer one, which is exact at draws."""
     ordered = x.sort(0).values
     position = (len(x) - 1) * probability
     low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
@@ -161,10 +162,10 @@ def _quantile(x: Tensor, probability: float) -> Tensor:
 
 
 def _effective(x: Tensor) -> Tensor:
-    """Effective size of chains as they are, ``(chains, samples, numbers)``.
+    """Return the effective size of unsplit chains, ``(chains, samples, numbers)``.
 
-    Autocorrelations are added in pairs as long as pairs are positive and of those before, none is
-    larger; of the pair that ends it the first one counts once.
+    Autocorrelations are added in pairs while pairs are positive, each at most as large as the one
+    before. Of the pair that ends the sum, the first counts once.
     """
     chains, samples = x.shape[:2]
     count = chains * samples
@@ -186,14 +187,14 @@ def _effective(x: Tensor) -> Tensor:
 
 
 def _median(x: Tensor) -> Tensor:
-    """The mean of the middle two. Halves always hold an even number of draws."""
+    """Return the mean of the middle two. Halves always have an even number of draws."""
     ordered = x.flatten(0, 1).sort(0).values
     middle = len(ordered) // 2
     return ordered[middle - 1 : middle + 1].mean(0)
 
 
 def _scores(x: Tensor) -> Tensor:
-    """Normal quantiles of the ranks among all draws. Ties share their mean rank."""
+    """Return normal quantiles of the ranks among all draws. Ties share their mean rank."""
     flat = x.flatten(0, 1)
     ordered = flat.sort(0).values.T.contiguous()
     values = flat.T.contiguous()
@@ -205,7 +206,7 @@ def _scores(x: Tensor) -> Tensor:
 
 
 def _reduction(x: Tensor) -> Tensor:
-    """Potential scale reduction of chains as they are, or 1 where nothing varies."""
+    """Return the potential scale reduction of unsplit chains, or 1 for constants."""
     samples = x.shape[1]
     between, within = x.mean(1).var(0), x.var(1).mean(0)
     reduction = ((samples - 1) / samples + between / within).sqrt()
@@ -213,7 +214,7 @@ def _reduction(x: Tensor) -> Tensor:
 
 
 def _autocovariance(x: Tensor) -> Tensor:
-    """Autocovariances of every chain at all lags, by Fourier transforms."""
+    """Return autocovariances of every chain at all lags, by Fourier transforms."""
     samples = x.shape[1]
     spectrum = torch.fft.rfft(x - x.mean(1, keepdim=True), 2 * samples, 1)
     power = spectrum.real.square() + spectrum.imag.square()

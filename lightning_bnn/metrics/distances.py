@@ -1,7 +1,7 @@
 """L1 and squared L2 distances between rows of millions of features, streamed in chunks.
 
-Both are sums over features, so that only matrices of the size rows x rows live in memory. A few
-hundred absolute differences are summed in the given precision, and those sums in float64.
+Both are sums over features, so that memory holds matrices of size rows x rows only. A few hundred
+absolute differences are summed in the given precision, and those sums in float64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 _COLUMNS = 256
 _SHORTEST_PIECE = 16
 _BANDS = 4
-"""Of a symmetric matrix, of which only what is right of its diagonal is computed."""
+"Distances of a symmetric matrix, computed to the right of its diagonal only."
 
 
 class Distances(NamedTuple):
@@ -28,7 +28,7 @@ class Distances(NamedTuple):
     l2: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Distances:
-        """Apply a function to both."""
+        """Apply a function to both distances."""
         return Distances(function(self.l1), function(self.l2))
 
 
@@ -45,12 +45,12 @@ def distance_blocks(
     rows: tuple[int, int],
     within_first: Distances | None = None,
 ) -> Blocks:
-    """Distances of all pairs out of two sets, from chunks of their features.
+    """Compute distances of all pairs of rows from two sets, from chunks of their features.
 
     Args:
         chunks: the same features of both sets, ``(rows, columns)``, on one device.
         rows: sizes of the sets.
-        within_first: the distances within the first set, if they have been computed before.
+        within_first: distances within the first set, if already computed.
 
     >>> x, y = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 0.0]])
     >>> blocks = distance_blocks([(x, y)], (2, 1))
@@ -75,11 +75,11 @@ def _computable(values: Tensor) -> Tensor:
 
 
 class _Sums:
-    """Sums over features for some pairs: L1 by ``pdist``, L2 by a centred Gram matrix in float64.
+    """Sums over features for pairs: L1 by ``pdist``, L2 by a centred Gram matrix in float64.
 
-    Where the distances within the first set are known, it is cut into pieces as long as the second
-    one, and each is pooled with that: half of their pairs are new. ``cdist`` takes five times as
-    long for a pair.
+    If the distances within the first set are known, it is cut into pieces as long as the second
+    one, and each piece is joined with that: half of their pairs are new. ``cdist`` takes five times
+    as long per pair.
     """
 
     def __init__(self, rows: tuple[int, int], within_first: bool, like: Tensor) -> None:
@@ -107,7 +107,7 @@ class _Sums:
                 self._l2[rows, later].addmm_(centred[rows], columns[:, later], alpha=-2)
 
     def matrices(self) -> tuple[Distances, Distances, Distances]:
-        """Distances within the first set, or within its pieces, across, and within the second."""
+        """Return distances within the first set (or its pieces), across, and within the second."""
         squares = [_square(sums) for sums in self._l1]
         lengths = [len(square) - self._n for square in squares]
         across = torch.cat([d[:k, k:] for d, k in zip(squares, lengths, strict=True)])
@@ -125,7 +125,7 @@ class _Sums:
 
 
 def _square(pairs: Tensor) -> Tensor:
-    """Lay distances of pairs, as ``pdist`` returns them, out as a symmetric matrix."""
+    """Arrange distances of pairs from ``pdist`` as a symmetric matrix."""
     size = int((1 + math.isqrt(1 + 8 * len(pairs))) // 2)
     matrix = pairs.new_zeros(size, size)
     matrix[tuple(torch.triu_indices(size, size, 1, device=pairs.device))] = pairs

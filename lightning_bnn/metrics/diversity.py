@@ -1,4 +1,4 @@
-r"""Diversity: how much the networks of a posterior disagree about an input.
+r"""Diversity: the disagreement of the networks of a posterior about an input.
 
 Predictions have shape ``(samples, batch, classes)``; information is in nats.
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 Component = Literal["epistemic", "total", "expected"]
 _CHUNK = (2**16, 2**26)
-"""Numbers at once in the comparison of pairs: on a CPU, on a GPU."""
+"Entries per chunk in the comparison of pairs: on a CPU, on a GPU."
 
 
 class Uncertainty(NamedTuple):
@@ -46,7 +46,7 @@ class Uncertainty(NamedTuple):
 
 # ------------------------------------------------------------ functions
 def mutual_information(probs: SampledProbs, from_logits: bool = False) -> PerExample:
-    r"""Information that the networks hold about each prediction, never negative.
+    r"""Information about the network in each prediction, never negative.
 
     .. math::
         H(\bar p) - \frac1S \sum_s H(p_s) = \frac1S \sum_{s,c} \bar p_c\,
@@ -77,7 +77,7 @@ def mutual_information(probs: SampledProbs, from_logits: bool = False) -> PerExa
 
 
 def decompose_uncertainty(probs: SampledProbs, from_logits: bool = False) -> Uncertainty:
-    r"""Entropy of the mean prediction, mean entropy, and what is between them.
+    r"""Decompose the entropy of the mean prediction into mean entropy and mutual information.
 
     .. math:: H\big(\tfrac1S \textstyle\sum_s p_s\big) = \tfrac1S \textstyle\sum_s H(p_s) + I
 
@@ -103,7 +103,7 @@ def pairwise_mutual_information(
 
     .. math:: I_{s t} = H\big(\tfrac12 (p_s + p_t)\big) - \tfrac12 \big(H(p_s) + H(p_t)\big)
 
-    The symmetric matrix of which Laurent et al. (2024, Section 5.1) show the histogram.
+    Laurent et al. (2024, Section 5.1) show the histogram of this symmetric matrix.
 
     Args:
         probs: ``(samples, batch, classes)`` probabilities, or logits with ``from_logits``.
@@ -145,10 +145,10 @@ def _phi(d: Tensor) -> Tensor:
 
 
 def pairwise_sum(probs: Tensor) -> Tensor:
-    """Sum over examples of the mutual information of every pair, in chunks that stay in the cache.
+    """Sum the mutual information of every pair over examples, in chunks that fit the cache.
 
-    Of two networks it is the sum over classes of (p log p + q log q) / 2 - m log m of their mean m;
-    in float64 nothing is lost in the difference, and only m has a logarithm for every pair.
+    For two networks it is the sum over classes of (p log p + q log q) / 2 - m log m with their mean
+    m. In float64 the difference is precise enough, and only m needs a logarithm for every pair.
     """
     flat = probs.flatten(1).double()
     single = torch.special.xlogy(flat, flat).sum(-1) / 2
@@ -172,7 +172,7 @@ class MutualInformation(PredictionMean):
         component: ``"epistemic"`` (the mutual information), ``"total"`` (entropy of the mean
             prediction) or ``"expected"`` (mean entropy of the networks).
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> MutualInformation()(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor(0.6931, dtype=torch.float64)
@@ -191,7 +191,7 @@ class MutualInformation(PredictionMean):
         self.add(torch.stack(decompose_uncertainty(probs, self.from_logits), -1))
 
     def compute(self) -> Tensor:
-        """The chosen component, or NaN without examples."""
+        """Return the chosen component, or NaN without examples."""
         return super().compute()[Uncertainty._fields.index(self.component)]
 
 
@@ -200,7 +200,7 @@ class Disagreement(PredictionMean):
 
     Args:
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> Disagreement()(torch.eye(2)[[0, 0, 1]][:, None])
     tensor(0.6667, dtype=torch.float64)
@@ -213,8 +213,8 @@ class Disagreement(PredictionMean):
         self.add(disagreement(probs, self.from_logits))
 
     def compute(self) -> Tensor:
-        """The mean, or NaN without examples and for one network."""
+        """Return the mean, or NaN without examples and for one network."""
         value = super().compute()
         if self.count > 0 and value.isnan():
-            return self._nan("one network has no pair to disagree")
+            return self._nan("one network has no pairs")
         return value

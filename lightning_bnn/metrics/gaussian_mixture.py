@@ -1,4 +1,4 @@
-r"""Equally weighted mixtures of Gaussians: what several networks predict of a number together.
+r"""Equally weighted mixtures of Gaussians: the joint prediction of several networks.
 
 Means and standard deviations are ``(samples, ...)``; the mixture is over the first dimension, and
 every other element is a mixture of its own. All is computed in float64.
@@ -19,9 +19,9 @@ __all__ = ["mixture_nll"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _AT_ONCE = 2**20
-"""Numbers that are held at the same time."""
+"Largest number of entries in memory at a time."
 _STEPS, _PRECISION = 200, 4 * torch.finfo(torch.float64).eps
-"""More steps than halving any bracket of float64 numbers of one magnitude takes."""
+"More steps than bisecting any bracket of float64 numbers of one magnitude takes."
 
 Components = Float[Tensor, "samples *shape"]
 Values = Float[Tensor, "*shape"]
@@ -36,7 +36,7 @@ def mixture_cdf(means: Components, stds: Components, values: Values) -> Float64V
     Args:
         means: ``(samples, ...)``.
         stds: standard deviations of the same shape, positive.
-        values: ``(...)``, where it is evaluated; infinite ones give 0 and 1.
+        values: ``(...)``, arguments of the function; infinite ones give 0 and 1.
 
     >>> mixture_cdf(torch.tensor([-1.0, 1.0]), torch.ones(2), torch.tensor(0.0))
     tensor(0.5000, dtype=torch.float64)
@@ -53,7 +53,7 @@ def mixture_quantiles(
     .. math:: F(x) = \tfrac1S \textstyle\sum_s \Phi\big((x - \mu_s) / \sigma_s\big) = q
 
     A quantile of a mixture lies between the least and the largest of those of its components. From
-    that bracket on it is found by Newton's steps, and by halving the bracket where these fail.
+    that bracket it is found by Newton steps, or by bisection where these fail.
 
     Args:
         means: ``(samples, ...)``.
@@ -78,7 +78,7 @@ def mixture_nll(means: Components, stds: Components, values: Values) -> Float64V
     Args:
         means: ``(samples, ...)``.
         stds: standard deviations of the same shape, positive.
-        values: ``(...)``, what was observed.
+        values: ``(...)``, the observations.
 
     >>> mixture_nll(torch.tensor([-1.0, 1.0]), torch.ones(2), torch.tensor(0.0))
     tensor(1.4189, dtype=torch.float64)
@@ -110,7 +110,7 @@ def log_density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
     Args:
         means: of the Gaussians.
         stds: standard deviations.
-        values: where it is evaluated.
+        values: arguments of the density.
 
     >>> log_density(torch.zeros(1), torch.ones(1), torch.zeros(1))
     tensor([-0.9189])
@@ -153,8 +153,8 @@ def mean_distance(
 def mean_difference(means: Components, stds: Components) -> Float64Values:
     r"""Gini's mean difference :math:`E|X - X'|` of two independent draws from one mixture.
 
-    The components are the whole mixture, not a sample of it: every pair counts, also of a component
-    with itself.
+    The components are the whole mixture, not a sample of it, so that pairs of a component with
+    itself count.
 
     Args:
         means: ``(samples, ...)``.
@@ -174,12 +174,12 @@ def mean_difference(means: Components, stds: Components) -> Float64Values:
 
 
 def thinned(means: Tensor, stds: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """At most so many components, evenly spaced from the first to the last: always the same ones.
+    """Select at most this many components, evenly spaced from the first to the last.
 
     Args:
         means: ``(samples, ...)``.
         stds: standard deviations of the same shape.
-        most: how many are kept.
+        most: largest number of components.
 
     >>> thinned(torch.arange(9.0), torch.ones(9), 3)[0]
     tensor([0., 4., 8.])
@@ -192,12 +192,12 @@ def thinned(means: Tensor, stds: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 # ------------------------------------------------------------ what is refused
 def components(means: Tensor, stds: Tensor, least: str = "positive") -> tuple[Tensor, Tensor]:
-    """Means and standard deviations in float64, refused unless they are those of Gaussians.
+    """Return means and standard deviations in float64, and require those of Gaussians.
 
     Args:
-        means: of the components, the first dimension counting them.
+        means: of the components, counted by the first dimension.
         stds: of the same shape.
-        least: ``"positive"``, or ``"zero"`` where a component may be a point.
+        least: ``"positive"``, or ``"zero"`` if a component may be a point.
     """
     check_tensors(means=means, stds=stds)
     for name, tensor in (("means", means), ("stds", stds)):
@@ -217,7 +217,7 @@ def components(means: Tensor, stds: Tensor, least: str = "positive") -> tuple[Te
     are_finite = (means + stds).isfinite().all()
     smallest = float(torch.where(are_finite, stds.min(), torch.nan))
     if math.isnan(smallest):
-        raise ValueError("`means` and `stds` must be finite, they hold NaN or infinite values.")
+        raise ValueError("`means` and `stds` must be finite, but hold NaN or infinite values.")
     if smallest < 0 or (least == "positive" and smallest == 0):
         allowed = "positive" if least == "positive" else "not negative"
         raise ValueError(f"`stds` must be {allowed}, the least is {smallest}.")
@@ -225,7 +225,7 @@ def components(means: Tensor, stds: Tensor, least: str = "positive") -> tuple[Te
 
 
 def values_for(values: Tensor, means: Tensor, name: str = "values") -> Tensor:
-    """Numbers in float64, refused unless there is one for every mixture."""
+    """Return numbers in float64, and require one for every mixture."""
     check_tensors(**{name: values})
     if values.shape != means.shape[1:]:
         raise ValueError(
@@ -234,12 +234,12 @@ def values_for(values: Tensor, means: Tensor, name: str = "values") -> Tensor:
         )
     if not bool(values.isfinite().all()):
         wrong = int((~values.isfinite()).sum())
-        raise ValueError(f"`{name}` must be finite, {wrong} of them are NaN or infinite.")
+        raise ValueError(f"`{name}` must be finite, but {wrong} of them are NaN or infinite.")
     return values.detach().double()
 
 
 def levels_between_0_and_1(levels: Any) -> Tensor:
-    """Levels in float64, refused unless they are strictly between 0 and 1."""
+    """Return levels in float64, and require them strictly between 0 and 1."""
     inside = isinstance(levels, Tensor) and levels.ndim == 1 and levels.is_floating_point()
     if not inside or not bool(((levels > 0) & (levels < 1)).all()):
         raise ValueError(f"`levels` must be numbers between 0 and 1, (levels,), got {levels!r}.")
@@ -248,15 +248,15 @@ def levels_between_0_and_1(levels: Any) -> Tensor:
 
 # ------------------------------------------------------------ arithmetic
 def _cdf(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
-    """By the complementary error function, which is exact in the lower tail, too."""
+    """Evaluate by the complementary error function, which is precise in the lower tail, too."""
     return torch.special.erfc((means - values) / (math.sqrt(2) * stds)).mean(0) / 2
 
 
 def _roots(means: Tensor, stds: Tensor, levels: Tensor) -> Tensor:
-    """Quantiles ``(levels, numbers)`` of mixtures ``(samples, numbers)``.
+    """Return quantiles ``(levels, numbers)`` of mixtures ``(samples, numbers)``.
 
-    A step of Newton where it stays in the bracket and halves what the last one moved, else the
-    middle of the bracket.
+    A Newton step is taken if it stays in the bracket and is less than half as long as the last one,
+    else the bracket is bisected.
     """
     means, stds, levels = means[:, None], stds[:, None], levels[:, None]
     largest = torch.finfo(torch.float64).max
@@ -281,7 +281,7 @@ def _density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:
 
 
 def _distances(means: Tensor, stds: Tensor, others: Tensor, other_stds: Tensor) -> Tensor:
-    """Sum over pairs of components of their mean distances."""
+    """Return the summed mean distances of pairs of components."""
     m = (means[:, None] - others).abs()
     std = torch.hypot(stds[:, None], other_stds.expand_as(m))
     z = m / std.clamp_min(torch.finfo(torch.float64).tiny)

@@ -27,7 +27,7 @@ __all__ = ["KernelGrid"]
 
 _CHUNK = 2**22
 _PARTS = 20
-"""The jackknife leaves out at most so many parts in turn."""
+"Largest number of parts that the jackknife leaves out in turn."
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class KernelGrid:
         \quad i = 0, \dots, n - 1
 
     Args:
-        n_bandwidths: per norm.
-        min_distance: smallest distances below this are replaced by the 5 % quantile, and that by
-            this. ``None`` for a rule without absolute numbers: weights multiplied by a constant
-            then have the same MMD.
-        min_max_distance: the largest distance counts as at least this; ``None`` as above.
-        max_samples: rows of each set, from the first, that are looked at.
+        n_bandwidths: number of bandwidths per norm.
+        min_distance: lower limit of the smallest distance, below which the 5 % quantile and then
+            this limit are used. ``None`` sets no absolute limit: multiplying weights by a constant
+            then leaves the MMD unchanged.
+        min_max_distance: lower limit of the largest distance; ``None`` as above.
+        max_samples: number of rows of each set, from the first, that determine bandwidths.
 
     References:
         | MMD Aggregated Two-Sample Test (Schrab et al., 2023)
@@ -65,7 +65,7 @@ class KernelGrid:
             raise ValueError(f"`max_samples` must be at least 1, got {self.max_samples}.")
 
     def bandwidths(self, cross: Float[Tensor, "rows others"]) -> Float[Tensor, " bandwidths"]:
-        """The grid for one norm, from the distances ``(rows, rows)`` between the sets.
+        """Return the grid for one norm, from the distances ``(rows, rows)`` between the sets.
 
         >>> KernelGrid(3).bandwidths(torch.tensor([[1.0, 4.0]]))
         tensor([0.5000, 2.0000, 8.0000])
@@ -87,14 +87,14 @@ def _smallest_positive(values: Tensor) -> Tensor:
 
 
 def kernel_bandwidths(cross: Distances, grid: KernelGrid) -> Tensor:
-    """Bandwidths of all kernels, Laplace first."""
+    """Return the bandwidths of all kernels, Laplace first."""
     return torch.cat([grid.bandwidths(cross.l1), grid.bandwidths(cross.l2.sqrt())])
 
 
 def kernel_values(
     distances: Distances, bandwidths: Float[Tensor, " kernels"]
 ) -> Float[Tensor, " kernels *pairs"]:
-    """The kernels of some pairs, ``(kernels, *pairs)``.
+    """Return the kernels of some pairs, ``(kernels, *pairs)``.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> kernel_values(Distances(one, 4 * one), torch.tensor([1.0, 2.0]))
@@ -108,7 +108,7 @@ def kernel_values(
 
 
 def mmd2_by_kernel(blocks: Blocks, grid: KernelGrid) -> Tensor:
-    """The unbiased MMD^2 of every kernel, whose bandwidths the distances between the sets give."""
+    """Return the unbiased MMD^2 of every kernel, with bandwidths from the distances."""
     return unbiased_mmd2(blocks, kernel_bandwidths(blocks.xy, grid))
 
 
@@ -126,14 +126,14 @@ def unbiased_mmd2(
 
 
 def _pairs(matrix: Tensor) -> Tensor:
-    """Entries of a symmetric matrix above its diagonal."""
+    """Return the entries of a symmetric matrix above its diagonal."""
     size = len(matrix)
     first, second = torch.triu_indices(size, size, 1, device=matrix.device)
     return matrix[first, second]
 
 
 def _mean(distances: Distances, bandwidths: Tensor) -> Tensor:
-    """Mean of every kernel over all pairs, some at a time."""
+    """Return the mean of every kernel over all pairs, some at a time."""
     pairs = distances.map(Tensor.flatten)
     size = max(1, _CHUNK // len(bandwidths))
     parts = zip(pairs.l1.split(size), pairs.l2.split(size), strict=True)
@@ -151,9 +151,9 @@ class Modes:
     """The grouping of networks into modes.
 
     Attributes:
-        labels: the mode of every network, counted from zero.
-        sizes: networks of every mode.
-        parts: the part of every mode; one part at a time is left out for errors.
+        labels: index of the mode of every network.
+        sizes: number of networks per mode.
+        parts: part of every mode, for errors from leaving out one part at a time.
     """
 
     labels: Tensor
@@ -162,7 +162,7 @@ class Modes:
 
     @classmethod
     def of(cls, names: Sequence[int] | Tensor | None, rows: int, argument: str = "modes") -> Modes:
-        """Group networks by the numbers of their modes (None: each is a mode of its own).
+        """Group networks by the labels of their modes (None: each is a mode of its own).
 
         >>> Modes.of([7, 7, 3], 3).sizes
         tensor([1, 2])
@@ -183,28 +183,28 @@ class Modes:
         return len(self.sizes)
 
     def per_part(self) -> Tensor:
-        """The number of modes of every part."""
+        """Number of modes per part."""
         return self.parts.bincount().double()
 
     def in_parts(self) -> Tensor:
-        """Networks by part, ``(networks, parts)``: all modes have the same weight."""
+        """Indicator of networks by part, ``(networks, parts)``, with equal weights of all modes."""
         return self.shares()[:, None] * _indicator(self.parts[self.labels])
 
     def shares(self) -> Tensor:
-        """The weight of every network in its mode."""
+        """Weight of every network in its mode."""
         return 1 / self.sizes.double()[self.labels]
 
     def moved(self, device: torch.device) -> Modes:
-        """The same on another device."""
+        """Move to another device."""
         return Modes(self.labels.to(device), self.sizes.to(device), self.parts.to(device))
 
 
 class KernelSums(NamedTuple):
-    """Sums of block means of every kernel: within the reference, across, and within the other.
+    """Sums of block means for every kernel: within the reference, across, and within the other.
 
-    ``xx`` and ``yy`` are sums over pairs of different modes by the parts that they are in, ``xy``
-    by the part of the reference and the mode of the other; ``within`` is the mean of every mode
-    over its own pairs, one for a mode that is a single network.
+    ``xx`` and ``yy`` are sums over pairs of different modes by their parts, ``xy`` by the part of
+    the reference and the mode of the other. ``within`` is the mean of every mode over its own
+    pairs, one for a mode of a single network.
     """
 
     xx: Tensor
@@ -214,10 +214,10 @@ class KernelSums(NamedTuple):
 
 
 class ModesMMD(NamedTuple):
-    """MMD^2 of one layer by kernel: of all modes, without each part of them, without chains.
+    """MMD^2 of one layer by kernel: for all modes, and without each part of modes or chains.
 
-    ``law``, ``mixture`` and ``floor`` are ``(left out, kernels)``, nothing being left out in the
-    first row; ``single`` is each mode alone, ``(modes, kernels)``.
+    ``law``, ``mixture`` and ``floor`` are ``(left out, kernels)``, with nothing left out in the
+    first row. ``single`` has each mode alone, ``(modes, kernels)``.
     """
 
     law: Tensor
@@ -234,7 +234,7 @@ def _numbers(names: Any, argument: str) -> Tensor:
 
 
 def kernel_sums(blocks: Blocks, chains: Modes, modes: Modes, bandwidths: Tensor) -> KernelSums:
-    """All sums that distances and bandwidths of one layer give.
+    """Compute all sums from the distances and bandwidths of one layer.
 
     Args:
         blocks: distances.
@@ -250,7 +250,7 @@ def kernel_sums(blocks: Blocks, chains: Modes, modes: Modes, bandwidths: Tensor)
 
 
 def _pair_sums(within_set: Distances, modes: Modes, bandwidths: Tensor) -> tuple[Tensor, Tensor]:
-    """Between modes by part, ``(kernels, parts, parts)``, and the mean within each mode."""
+    """Sum between modes by part, ``(kernels, parts, parts)``, and average within each mode."""
     rows, count = len(modes.labels), len(bandwidths)
     labels, weights = modes.labels, modes.in_parts()
     between = weights.new_zeros(count, weights.shape[1], weights.shape[1])
@@ -271,7 +271,7 @@ def _pair_sums(within_set: Distances, modes: Modes, bandwidths: Tensor) -> tuple
 
 
 def _cross_sums(across: Distances, chains: Modes, modes: Modes, bandwidths: Tensor) -> Tensor:
-    """By part of the reference and mode of the other, ``(kernels, parts, modes)``."""
+    """Sum by part of the reference and mode of the other, ``(kernels, parts, modes)``."""
     weights, shares, count = chains.in_parts(), modes.shares(), len(bandwidths)
     sums = weights.new_zeros(count, weights.shape[1], len(modes))
     step = max(1, _CHUNK // (count * len(shares)))
@@ -286,7 +286,7 @@ def _cross_sums(across: Distances, chains: Modes, modes: Modes, bandwidths: Tens
 
 # ------------------------------------------------------------ estimates
 def mmd_of_modes(sums: KernelSums, chains: Modes, modes: Modes) -> ModesMMD:
-    """Law, mixture, its floor and each mode alone, and the same without each part.
+    """Return law, mixture, its floor and each mode alone, also without each part.
 
     Args:
         sums: of one layer.
@@ -312,13 +312,13 @@ def mmd_of_modes(sums: KernelSums, chains: Modes, modes: Modes) -> ModesMMD:
 
 
 def left_out_parts(chains: Modes, modes: Modes) -> tuple[int, int]:
-    """The numbers of parts of modes and of chains that can be left out, 0 of fewer than three."""
+    """Return the numbers of parts of modes and of chains to leave out, 0 for fewer than three."""
     of_modes, of_chains = (len(m.per_part()) for m in (modes, chains))
     return (of_modes if of_modes >= 3 else 0), (of_chains if of_chains >= 3 else 0)
 
 
 def _masks(chains: Modes, modes: Modes) -> tuple[Tensor, Tensor]:
-    """Masks of chains and modes: all, then all but one part of modes, then of chains."""
+    """Return masks of chains and modes: all, then all but one part of modes, then of chains."""
     of_modes, of_chains = left_out_parts(chains, modes)
     kept_x = torch.ones(1 + of_modes + of_chains, len(chains.per_part()), dtype=torch.float64)
     kept_y = torch.ones(len(kept_x), len(modes.per_part()), dtype=torch.float64)
@@ -328,7 +328,7 @@ def _masks(chains: Modes, modes: Modes) -> tuple[Tensor, Tensor]:
 
 
 def _kept_sum(left: Tensor, sums: Tensor, right: Tensor) -> Tensor:
-    """Of every kernel over what stays, ``(left out, kernels)``."""
+    """Sum every kernel over the remaining parts, ``(left out, kernels)``."""
     return torch.einsum("rg,kgh,rh->rk", left, sums, right)
 
 

@@ -1,14 +1,14 @@
-"""MMD between two posteriors, over weights and over functions, of their laws and their mixtures.
+"""MMD between two posteriors, over weights or functions, of their laws or mixtures.
 
-What is computed is the unbiased estimate of MMD^2. A layer is one tensor of weights; the table of
+All functions return the unbiased estimate of MMD^2. A layer is one tensor of weights. The table of
 all layers and kernels is reduced over kernels and averaged over layers, weighted by their sizes.
 
-A method that is run several times gives several modes, and each gives networks. What all of them
-together are depends on the question. The *law* of the method is the distribution of its networks
-over runs and draws: its estimate takes pairs of different modes only and is unbiased for any number
-of modes and draws. The *mixture* of the K modes that are there is another distribution. That of K
-single networks is K atoms: even if they are drawn from the law of the reference, it lies a *floor*
-away from it, which falls as 1/K.
+A method that is run several times gives several modes, and each gives networks. There are two ways
+to compare them. The *law* of the method is the distribution of its networks over runs and draws:
+its estimate uses pairs of different modes only, and is unbiased for any number of modes and draws.
+The *mixture* of the K given modes is another distribution. That of K single networks is K atoms:
+even if they are drawn from the law of the reference, it lies a *floor* away from it, which falls as
+1/K.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Reduction = Literal["median", "mean", "max"]
 
 
 class Estimate(NamedTuple):
-    """A number and its standard error, or NaN where nothing can be left out."""
+    """A number and its standard error, which is NaN if nothing can be left out."""
 
     value: Tensor
     error: Tensor
@@ -54,10 +54,10 @@ class MMDTable:
 
     Attributes:
         layers: their names.
-        sizes: weights of each.
-        values: ``(..., layers, kernels)``; where parts of the modes were left out in turn, that of
-            all modes first, then those without a part of them, then without a part of the chains.
-        left_out: how many parts of the modes, and of the chains of the reference, were left out.
+        sizes: number of weights of each.
+        values: ``(..., layers, kernels)``; with parts left out in turn, first the value for all
+            modes, then those without a part of them, then without a part of the chains.
+        left_out: numbers of left-out parts of the modes, and of the chains of the reference.
 
     >>> from lightning_bnn.metrics import mmd_table
     >>> table = mmd_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1})
@@ -71,16 +71,16 @@ class MMDTable:
     left_out: tuple[int, int] = (0, 0)
 
     def per_layer(self, reduction: Reduction = "median") -> Tensor:
-        """MMD^2 of every layer, reduced over kernels."""
+        """Return MMD^2 of every layer, reduced over kernels."""
         return _reduced(self.values, reduction)
 
     def reduce(self, reduction: Reduction = "median") -> Tensor:
-        """MMD^2 reduced over kernels, and averaged over layers by size."""
+        """Return MMD^2 reduced over kernels, and averaged over layers by size."""
         weights = (self.sizes.double() / self.sizes.sum()).to(self.values.device)
         return (weights * _reduced(self.values, reduction)).sum(-1)
 
     def estimate(self, reduction: Reduction = "median") -> Estimate:
-        """The number with the error of the jackknife.
+        """Return the number with its jackknife error.
 
         Modes and chains are left out in turn, and both variances add up. Fewer than three modes, or
         than three chains (or networks) of the reference, have no error.
@@ -105,12 +105,12 @@ class MMDTable:
 
 
 def jackknife_variance(left: Tensor) -> Tensor:
-    r"""Variance of a number out of those without each part of the data.
+    r"""Return the jackknife variance of a number.
 
     .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
 
     Args:
-        left: the number without each part.
+        left: the numbers without each part.
     """
     return (len(left) - 1) / len(left) * (left - left.mean()).square().sum()
 
@@ -135,7 +135,7 @@ def mmd(
         y: the approximation.
         reduction: over the twenty kernels of each layer, before layers are averaged, as Laurent et
             al. (2024) do.
-        grid: the rule for bandwidths.
+        grid: rule for bandwidths.
         **options: ``layers``, ``device``, ``memory``, ``progress`` of `MMDReference`.
 
     Returns:
@@ -156,9 +156,9 @@ def mmd_table(
     layers: Sequence[str] | None = None,
     **options: Any,
 ) -> MMDTable:
-    """MMD^2 of every layer and kernel. The arguments are those of `mmd`.
+    """Compute MMD^2 of every layer and kernel, with the arguments of `mmd`.
 
-    Of two stacks, tensors that are the same in all networks of both are left out.
+    For two stacks, tensors that are equal in all networks of both are left out.
 
     >>> print(mmd_table({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1}))
     layer  weights  median   mean   max
@@ -207,7 +207,7 @@ def modes_table(
     layers: Sequence[str] | None = None,
     **options: Any,
 ) -> ModesTables:
-    """MMD^2 of laws and mixtures of every layer and kernel. The arguments are those of `law_mmd`.
+    """Compute MMD^2 of laws and mixtures for every layer and kernel, as `law_mmd`.
 
     >>> table = modes_table({"w": torch.eye(4)}, {"w": torch.eye(4) + 1}, [0, 0, 1, 1])
     >>> table.law.values.shape, table.single.values.shape
@@ -236,7 +236,7 @@ def law_mmd(
 
     .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}_{a \neq b}\, k(y_a, y_b) - 2\, \mathbb{E}\, k(x, y)
 
-    Modes must be independent runs. More of them make the error smaller, more draws of each hardly.
+    Modes must be independent runs. More modes reduce the error, more draws of each hardly do.
 
     Args:
         x: the reference: a stack, a `WeightSource`, or an `MMDReference`, which remembers its own
@@ -260,14 +260,14 @@ def mixture_mmd(
     reduction: Reduction = "median",
     **options: Any,
 ) -> tuple[Estimate, Estimate]:
-    r"""MMD^2 between the reference and the mixture of the modes as they are, and its floor.
+    r"""MMD^2 between the reference and the mixture of the given modes, and its floor.
 
     .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}_{a, b}\, k(y_a, y_b)
         - 2\, \mathbb{E}\, k(x, y), \quad \text{floor} = \frac{1 - \mathbb{E}\, k(x, x')}{K}
 
-    A mode of several networks counts as the density that they are drawn from, a mode of one network
-    as an atom. The floor is what as many single networks of the reference's own law would have.
-    The arguments are those of `law_mmd`.
+    A mode of several networks counts as the density from which they are drawn, a mode of one
+    network as an atom. The floor is the value for as many single networks of the reference's own
+    law. The arguments are those of `law_mmd`.
 
     >>> x, y = {"w": torch.eye(4)}, {"w": torch.eye(4) + 1}
     >>> mixture, floor = mixture_mmd(x, y, None)
@@ -285,17 +285,17 @@ def function_space_mmd(
     reduction: Reduction = "median",
     grid: KernelGrid | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Unbiased MMD^2 between two sets of networks, each network being its predictions.
+    r"""Unbiased MMD^2 between two sets of networks, compared by their predictions.
 
     .. math:: \mathbb{E}\, k(x, x') + \mathbb{E}\, k(y, y') - 2\, \mathbb{E}\, k(x, y)
 
-    Two posteriors that differ only by symmetries of the networks are equal here.
+    Two posteriors that differ only by symmetries of the networks are equal in this space.
 
     Args:
         x: predictions of the reference's networks, ``(samples, batch, ...)``.
-        y: those of the other networks for the same inputs; the number of networks may differ.
+        y: predictions of the other networks for the same inputs; their number may differ.
         reduction: over the twenty kernels.
-        grid: the rule for bandwidths.
+        grid: rule for bandwidths.
 
     >>> x, y = torch.eye(3)[:, None], torch.eye(3)[:2, None] / 2
     >>> function_space_mmd(x, y)
@@ -332,8 +332,8 @@ class MMD(ExactMetric):
 
     Args:
         reduction: over the twenty kernels.
-        grid: the rule for bandwidths.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        grid: rule for bandwidths.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> metric = MMD("mean")
     >>> metric.update({"w": torch.eye(3)}, {"w": torch.eye(3)[:2] + 1})
@@ -364,7 +364,7 @@ class MMD(ExactMetric):
             x: the reference; an `MMDReference` remembers its own distances, and has options for
                 large stacks.
             y: the approximation.
-            layers: only these, where several processes share the work.
+            layers: names of the layers to compare, if several processes share the work.
         """
         table = mmd_table(x, y, self.grid, layers)
         keys = torch.tensor([key_of(name) >> 10 for name in table.layers])
@@ -372,16 +372,16 @@ class MMD(ExactMetric):
         self.rows.append(torch.cat([heads, table.values.double()], 1).flatten().to(self.device))
 
     def compute(self) -> Tensor:
-        """MMD^2, or NaN before the first layer."""
+        """Return MMD^2, or NaN before the first layer."""
         rows = collected(self.rows)
         if not len(rows):
-            return self._nan("it has compared no layer")
+            return self._nan("it has compared no layers")
         rows = _once(rows.reshape(-1, 2 + 2 * self.grid.n_bandwidths))
         return MMDTable((), rows[:, 1].long(), rows[:, 2:]).reduce(self.reduction)
 
 
 def _once(rows: Tensor) -> Tensor:
-    """The first row of every layer, on which all processes must agree."""
+    """Return the first row of every layer, on which all processes must agree."""
     first: dict[float, Tensor] = {}
     for row in rows:
         earlier = first.setdefault(float(row[0]), row)

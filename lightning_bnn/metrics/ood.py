@@ -1,7 +1,7 @@
-"""Detection of what is out of distribution: scores, their ranking, and both in one metric.
+"""Out-of-distribution detection: scores, ranking metrics, and both in one metric.
 
 Higher scores mean more out of distribution, and OOD is the positive class by default. Scores are
-used in float64; equal scores are accepted or rejected together.
+compared in float64. Equal scores are accepted or rejected together.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def energy_score(logits: Tensor, from_logits: bool = True) -> Tensor:
 
 
 def predictive(probs: Tensor, from_logits: bool = False) -> Tensor:
-    """Predictions ``(batch, classes)``. Those of several networks are averaged.
+    """Return predictions ``(batch, classes)``, averaged over several networks.
 
     >>> predictive(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([[0.5000, 0.5000]])
@@ -125,7 +125,7 @@ def aupr(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Tensor:
     Args:
         scores: one number per example, higher is more out of distribution.
         is_ood: whether the example is out of distribution.
-        positive: the class to find. For ``"id"`` low scores are.
+        positive: the class to detect; for ``"id"`` it has low scores.
 
     >>> aupr(torch.zeros(10), torch.arange(10) < 4)
     tensor(0.4000, dtype=torch.float64)
@@ -148,8 +148,8 @@ def fpr_at_tpr(
     Args:
         scores: one number per example, higher is more out of distribution.
         is_ood: whether the example is out of distribution.
-        tpr: the fraction of positives to find.
-        positive: the class to find. For ``"id"`` low scores are.
+        tpr: fraction of positives to detect.
+        positive: the class to detect; for ``"id"`` it has low scores.
 
     >>> ood = torch.arange(10) >= 6
     >>> fpr_at_tpr(torch.arange(10.0), ood), fpr_at_tpr(torch.zeros(10), ood)
@@ -175,18 +175,20 @@ def fpr95(scores: Scores, is_ood: IsOOD, positive: Positive = "ood") -> Number:
 
 
 def check_ranking(scores: Tensor, is_ood: Tensor) -> None:
-    """Refuse all but one number and one truth per example."""
+    """Require one number and one truth per example."""
     check_same_shape(scores=scores, is_ood=is_ood)
     check_binary(is_ood, "`is_ood` must be boolean, or 0 (ID) and 1 (OOD).")
     check_scores(scores)
     if scores.dtype == torch.int64 and bool((scores.abs() > _WHOLE).any()):
-        raise ValueError("`scores` must be at most 2**53: float64 does not tell larger ones apart.")
+        raise ValueError(
+            "`scores` must be at most 2**53: float64 does not distinguish larger ones."
+        )
 
 
 def _sought_first(
     scores: Tensor, is_ood: Tensor, positive: Positive = "ood"
 ) -> tuple[Tensor, Tensor]:
-    """Scores of positives and of negatives in float64, higher ones more positive."""
+    """Return scores of positives and of negatives in float64, higher for positives."""
     check_choice("positive", positive, get_args(Positive))
     check_ranking(scores, is_ood)
     scores, is_ood = scores.double(), is_ood.bool()
@@ -195,7 +197,7 @@ def _sought_first(
 
 
 def _counts(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """True and false positives at every threshold between distinct scores, the strictest first."""
+    """Return true and false positives at every threshold, the strictest first."""
     scores, order = torch.cat([positives, negatives]).sort(descending=True, stable=True)
     last_of_tie = torch.ones_like(order, dtype=torch.bool)
     last_of_tie[:-1] = scores[1:] != scores[:-1]
@@ -205,7 +207,7 @@ def _counts(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
 
 # ------------------------------------------------------------ classes
 class _Ranking(ExactMetric):
-    """Keeps every score and whether it belongs to an OOD example."""
+    """A metric that stores every score and whether its example is OOD."""
 
     family = "ranking"
     scores: list[Tensor]
@@ -232,7 +234,7 @@ class _Ranking(ExactMetric):
         self.update(scores, torch.ones_like(scores, dtype=torch.bool))
 
     def compute(self) -> Tensor:
-        """The number, or NaN without examples of both kinds."""
+        """Return the number, or NaN without examples of both kinds."""
         scores, is_ood = collected(self.scores), collected(self.is_ood).bool()
         if bool(is_ood.all()) or not bool(is_ood.any()):
             return self._nan("it needs ID and OOD examples")
@@ -240,14 +242,14 @@ class _Ranking(ExactMetric):
 
     @abstractmethod
     def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
-        """The number, once there are examples of both kinds."""
+        """Return the number, given examples of both kinds."""
 
 
 class AUROC(_Ranking):
     """Area under the receiver operating characteristic, see `auroc`.
 
     Args:
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> AUROC()(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([False, False, True]))
     tensor(0.7500, dtype=torch.float64)
@@ -256,7 +258,7 @@ class AUROC(_Ranking):
     higher_is_better = True
 
     def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
-        """The area under the curve of true against false positives."""
+        """Return the area under the curve of true against false positives."""
         return auroc(scores, is_ood)
 
 
@@ -264,8 +266,8 @@ class AUPR(_Ranking):
     """Average precision, see `aupr`.
 
     Args:
-        positive: the class to find, ``"ood"`` or ``"id"``.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        positive: the class to detect, ``"ood"`` or ``"id"``.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> AUPR()(torch.zeros(10), torch.arange(10) < 4)
     tensor(0.4000, dtype=torch.float64)
@@ -278,7 +280,7 @@ class AUPR(_Ranking):
         self.positive = check_choice("positive", positive, get_args(Positive))
 
     def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
-        """The area under the curve of precision against recall."""
+        """Return the area under the curve of precision against recall."""
         return aupr(scores, is_ood, self.positive)
 
 
@@ -286,8 +288,8 @@ class FPR95(_Ranking):
     """False positive rate at 95 % true positives, see `fpr95`.
 
     Args:
-        positive: the class to find, ``"ood"`` or ``"id"``.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        positive: the class to detect, ``"ood"`` or ``"id"``.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> FPR95()(torch.arange(10.0), torch.arange(10) < 5)
     tensor(1., dtype=torch.float64)
@@ -300,7 +302,7 @@ class FPR95(_Ranking):
         self.positive = check_choice("positive", positive, get_args(Positive))
 
     def value(self, scores: Tensor, is_ood: Tensor) -> Tensor:
-        """The rate of false positives."""
+        """Return the rate of false positives."""
         return fpr95(scores, is_ood, self.positive)
 
 
@@ -308,13 +310,13 @@ class OODDetection(ExactMetric):
     """AUROC, AUPR of both classes and FPR95 of every OOD set against the same ID examples.
 
     Args:
-        score: what to rank by: ``"max_probability"``, ``"entropy"``, ``"mutual_information"``,
-            ``"energy"``, or None when `update` is given scores of your own (higher is more out of
+        score: ranking score: ``"max_probability"``, ``"entropy"``, ``"mutual_information"``,
+            ``"energy"``, or None if `update` receives scores of your own (higher is more out of
             distribution).
         ood_sets: names of the OOD sets.
-        positive: the class that FPR95 finds, ``"ood"`` or ``"id"``.
+        positive: the class that FPR95 detects, ``"ood"`` or ``"id"``.
         from_logits: whether `update` is given logits; never guessed.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> metric = OODDetection("max_probability", ood_sets=["svhn"])
     >>> metric.update_id(torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
@@ -348,7 +350,7 @@ class OODDetection(ExactMetric):
         """Add a batch of one set.
 
         Args:
-            outputs: what the score takes: probabilities (or logits) ``(batch, classes)``, or
+            outputs: input of the score: probabilities (or logits) ``(batch, classes)``, or
                 ``(samples, batch, classes)``; scores ``(batch,)`` if ``score`` is None.
             ood_set: name or number of the OOD set; None for ID examples.
         """
@@ -370,7 +372,7 @@ class OODDetection(ExactMetric):
         self.update(outputs, 0 if ood_set is None else ood_set)
 
     def compute(self) -> dict[str, Tensor]:
-        """All numbers by name, or NaN where ID or OOD examples are missing."""
+        """Return all numbers by name, or NaN if ID or OOD examples are missing."""
         scores_id, *of_sets = (
             collected(getattr(self, f"scores_{k}")) for k in range(len(self.ood_sets) + 1)
         )

@@ -1,8 +1,9 @@
-r"""Predicted densities of numbers: scores, their calibration, and distances to a reference.
+r"""Predicted densities of numbers: scores, calibration, and distances to a reference.
 
-What S networks predict of a number is a mixture of S Gaussians: means and standard deviations
-``(samples, batch, targets)``, or ``(samples, batch)``. Targets are ``(batch, targets)`` or
-``(batch,)``. Every target is judged alone, and the numbers are means over examples and targets.
+The prediction of S networks for a number is a mixture of S Gaussians, with means and standard
+deviations ``(samples, batch, targets)``, or ``(samples, batch)``. Targets are ``(batch, targets)``
+or ``(batch,)``. Every target is evaluated separately, and the results are means over examples and
+targets.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Networks = Float[Tensor, "samples *examples"]
 References = Float[Tensor, "others *examples"]
 Targets = Float[Tensor, "*examples"]
 _SAMPLES = 200
-"""Networks that are compared pair by pair."""
+"Largest number of networks compared pair by pair."
 _LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
 
 
@@ -48,10 +49,10 @@ def crps(means: Networks, stds: Networks, targets: Targets, samples: int = _SAMP
         \int (F(x) - 1[x \ge y])^2 dx = E|X - y| - \frac12 E|X - X'|
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, not negative.
-        targets: what was observed, ``(batch, targets)``.
-        samples: of more networks so many are taken, evenly spaced; all pairs are compared.
+        targets: observations, ``(batch, targets)``.
+        samples: largest number of networks, evenly spaced, whose pairs are compared.
 
     References:
         | Strictly Proper Scoring Rules, Prediction, and Estimation (Gneiting and Raftery, 2007)
@@ -64,13 +65,13 @@ def crps(means: Networks, stds: Networks, targets: Targets, samples: int = _SAMP
 
 
 def crps_of_each(means: Tensor, stds: Tensor, targets: Tensor, samples: int = _SAMPLES) -> Tensor:
-    """CRPS of every target of every example, see `crps`.
+    """Return the CRPS of every target of every example, see `crps`.
 
     Args:
         means: ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, not negative.
         targets: ``(batch, targets)``.
-        samples: of more networks so many are taken.
+        samples: largest number of networks.
     """
     check_count("samples", samples)
     x = thinned(*components(means, stds, least="zero"), samples)
@@ -82,11 +83,11 @@ def crps_of_each(means: Tensor, stds: Tensor, targets: Tensor, samples: int = _S
 def sharpness(means: Networks, stds: Networks) -> Number:
     r"""Mean standard deviation of the predictive distributions, in the unit of the target.
 
-    It is that of the mixture, :math:`\sqrt{E\sigma^2 + Var\,\mu}`: of noise and of the networks'
-    disagreement together. It says nothing about whether predictions are right.
+    It is that of the mixture, :math:`\sqrt{E\sigma^2 + Var\,\mu}`, and combines noise with the
+    disagreement of networks. It does not measure whether predictions are right.
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape.
 
     >>> sharpness(torch.tensor([[-1.0], [1.0]]), torch.zeros(2, 1))
@@ -106,15 +107,15 @@ def energy_distance(
 
     .. math:: 2 E|X - Y| - E|X - X'| - E|Y - Y'| = 2 \int (F - G)^2
 
-    With standard deviations of zero it compares what the networks compute, without noise. These
-    are two sets of points then: n draws of one law are about 1/n + 1/m away from m others.
+    With standard deviations of zero it compares the outputs of the networks, without noise. These
+    are two sets of points: n draws of one law are about 1/n + 1/m away from m others.
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, not negative.
-        reference_means: the same of the reference; the number of networks may differ.
-        reference_stds: the same of the reference.
-        samples: of more networks on a side so many are taken, evenly spaced.
+        reference_means: means of the reference; the number of networks may differ.
+        reference_stds: standard deviations of the reference.
+        samples: largest number of networks on each side, evenly spaced.
 
     References:
         | Energy statistics (Szekely and Rizzo, 2013) | https://doi.org/10.1016/j.jspi.2013.03.018
@@ -136,15 +137,16 @@ def energy_distance_of_each(
     reference_difference: Tensor | None = None,
     samples: int = _SAMPLES,
 ) -> Tensor:
-    """Energy distance for every target of every example, see `energy_distance`.
+    """Return the energy distance for every target of every example, see `energy_distance`.
 
     Args:
         means: ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, not negative.
-        reference_means: the same of the reference.
-        reference_stds: the same of the reference.
-        reference_difference: `mean_difference` of the reference (thinned as it is here), if known.
-        samples: of more networks on a side so many are taken.
+        reference_means: means of the reference.
+        reference_stds: standard deviations of the reference.
+        reference_difference: `mean_difference` of the reference (thinned in the same way), if
+            known.
+        samples: largest number of networks on each side.
     """
     check_count("samples", samples)
     x = thinned(*components(means, stds, least="zero"), samples)
@@ -162,9 +164,9 @@ def pit(means: Networks, stds: Networks, targets: Targets) -> Tensor:
     It is uniform between 0 and 1 if the predictive distributions are the true ones.
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, positive.
-        targets: what was observed, ``(batch, targets)``.
+        targets: observations, ``(batch, targets)``.
 
     Returns:
         One number per example and target.
@@ -179,15 +181,15 @@ def pit(means: Networks, stds: Networks, targets: Targets) -> Tensor:
 def interval_coverage(
     means: Networks, stds: Networks, targets: Targets, level: float = 0.9
 ) -> Number:
-    r"""Share of the targets within the central interval, which is the level under calibration.
+    r"""Share of the targets in the central interval, equal to the level if calibrated.
 
     .. math:: \frac1n \sum_i \big[q_{(1 - l) / 2}(x_i) \leq y_i \leq q_{(1 + l) / 2}(x_i)\big]
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, positive.
-        targets: what was observed, ``(batch, targets)``.
-        level: probability of the interval; as much of the rest lies below it as above.
+        targets: observations, ``(batch, targets)``.
+        level: probability of the interval, with equal probabilities below and above.
 
     >>> zeros = torch.zeros(1, 2)
     >>> interval_coverage(zeros, zeros + 1, torch.tensor([1.6, 1.7]))
@@ -203,9 +205,9 @@ def interval_width(means: Networks, stds: Networks, level: float = 0.9) -> Numbe
     .. math:: \frac1n \sum_i q_{(1 + l) / 2}(x_i) - q_{(1 - l) / 2}(x_i)
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, positive.
-        level: probability of the interval; as much of the rest lies below it as above.
+        level: probability of the interval, with equal probabilities below and above.
 
     >>> interval_width(torch.zeros(1, 1), torch.ones(1, 1))
     tensor(3.2897, dtype=torch.float64)
@@ -218,12 +220,12 @@ def quantile_calibration(means: Networks, stds: Networks, targets: Targets) -> N
 
     .. math:: \frac1{19} \sum_q \left| \frac1n \#\{i: u_i \le q\} - q \right|, \quad u = pit
 
-    It is never zero: `quantile_calibration_floor` is what a perfect forecaster has.
+    It is never zero: `quantile_calibration_floor` returns the value of a perfect forecaster.
 
     Args:
-        means: of what every network predicts, ``(samples, batch, targets)``.
+        means: predicted by every network, ``(samples, batch, targets)``.
         stds: standard deviations of the same shape, positive.
-        targets: what was observed, ``(batch, targets)``.
+        targets: observations, ``(batch, targets)``.
 
     >>> zeros = torch.zeros(1, 2)
     >>> quantile_calibration(zeros, zeros + 1, torch.tensor([-0.5, 0.5]))
@@ -233,11 +235,10 @@ def quantile_calibration(means: Networks, stds: Networks, targets: Targets) -> N
 
 
 def quantile_calibration_floor(examples: int) -> float:
-    r"""Expected `quantile_calibration` of a perfect forecaster with so many examples.
+    r"""Expected `quantile_calibration` of a perfect forecaster with this many examples.
 
-    Shares are binomial then, whose mean deviation is (De Moivre)
-    :math:`\frac2n \nu \binom n\nu q^\nu (1 - q)^{n - \nu + 1}` with
-    :math:`\nu = \lfloor nq \rfloor + 1`.
+    Shares are then binomial, with mean deviation (De Moivre) :math:`\frac2n \nu \binom n\nu q^\nu
+    (1 - q)^{n - \nu + 1}` with :math:`\nu = \lfloor nq \rfloor + 1`.
 
     Args:
         examples: number of independent examples.
@@ -265,7 +266,7 @@ def inside(u: Tensor, level: float) -> Tensor:
 
 
 def width_of_each(means: Tensor, stds: Tensor, level: float = 0.9) -> Tensor:
-    """Width of every central interval, see `interval_width`.
+    """Return the width of every central interval, see `interval_width`.
 
     Args:
         means: ``(samples, batch, targets)``.
@@ -280,17 +281,17 @@ def width_of_each(means: Tensor, stds: Tensor, level: float = 0.9) -> Tensor:
 
 
 def calibration_of_pit(u: Tensor) -> Tensor:
-    """The error of `quantile_calibration`, of `pit` ``(batch, targets)`` or ``(batch,)``.
+    """Return the error of `quantile_calibration` from `pit` ``(batch, targets)`` or ``(batch,)``.
 
     Args:
-        u: of every target; NaN without examples or where one is NaN.
+        u: `pit` of every target; the result is NaN without examples or if one is NaN.
     """
     error = (levels_reached(u) - _LEVELS.to(u.device)[:, None]).abs().mean()
     return torch.where(u.isnan().any(), torch.nan, error)
 
 
 def levels_reached(u: Tensor) -> Tensor:
-    """Shares of the examples below their quantiles 0.05, ..., 0.95, ``(levels, targets)``.
+    """Return shares of the examples below their quantiles 0.05, ..., 0.95, ``(levels, targets)``.
 
     Args:
         u: `pit` of every target, ``(batch, targets)`` or ``(batch,)``.
@@ -304,8 +305,8 @@ class CRPS(ExampleMean):
     """Continuous ranked probability score, see `crps`.
 
     Args:
-        samples: of more networks so many are taken, evenly spaced.
-        **kwargs: what every ``torchmetrics.Metric`` takes.
+        samples: largest number of networks, evenly spaced.
+        **kwargs: arguments of every ``torchmetrics.Metric``.
 
     >>> CRPS()(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1))
     tensor(0.2337, dtype=torch.float64)
@@ -320,7 +321,7 @@ class CRPS(ExampleMean):
         self.samples = samples
 
     def update(self, means: Tensor, stds: Tensor, targets: Tensor) -> None:
-        """Add a batch of what every network predicts, and the targets."""
+        """Add a batch of predictions of every network, and the targets."""
         values = crps_of_each(means, stds, targets, self.samples)
         if values.ndim == 0:
             raise ValueError("`means` must be (samples, batch, targets) or (samples, batch).")
@@ -328,7 +329,7 @@ class CRPS(ExampleMean):
 
 
 class PITCalibration(ExactMetric):
-    """Error of the shares of targets below quantiles, of their `pit`, which are all kept.
+    """Error of the shares of targets below quantiles, from their stored `pit`.
 
     >>> PITCalibration()(torch.tensor([0.3085, 0.6915]))
     tensor(0.1421, dtype=torch.float64)
@@ -349,14 +350,15 @@ class PITCalibration(ExactMetric):
         targets = max(1, u.shape[1:].numel())
         if self.pit_targets > 0 and int(self.pit_targets) != targets:
             raise ValueError(
-                f"`targets` must have {int(self.pit_targets)} columns as before, got {targets}."
+                f"`targets` must have {int(self.pit_targets)} columns as in earlier "
+                f"batches, got {targets}."
             )
         self.pit_values.append(u.detach().double().flatten())
         self.pit_targets = self.pit_targets.new_full((), targets)
 
     def compute(self) -> Tensor:
-        """The error, or NaN without examples."""
+        """Return the error, or NaN without examples."""
         values = collected(self.pit_values)
         if not len(values):
-            return self._nan("it has seen no example")
+            return self._nan("it has seen no examples")
         return calibration_of_pit(values.reshape(-1, int(self.pit_targets)))

@@ -1,9 +1,9 @@
-"""A reference posterior that remembers its distances, and where weights come from.
+"""A reference posterior that stores its distances, and sources of weights.
 
-Weights are a stack in memory, or anything that can read a layer in slices. Each comparison costs
-its own part only. Memory: chunks of features of both sides, as they are laid out for the processor,
-take ``memory`` bytes; distances of N networks up to 60 N^2 bytes while a layer is computed, of
-which 16 N^2 are kept per layer for the reference.
+Weights are a stack in memory, or any source that reads a layer in slices. Each comparison computes
+its own distances only. Chunks of features of both sides, as laid out for the processor, take
+``memory`` bytes. Distances of N networks take up to 60 N^2 bytes while a layer is computed, of
+which 16 N^2 per layer are stored for the reference.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class WeightSource(Protocol):
 
     @property
     def rows(self) -> int:
-        """The number of networks in it."""
+        """The number of networks."""
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
-        """The layers, as one network has them: every tensor of weights, no buffers."""
+        """The layers of one network: every tensor of weights, no buffers."""
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
-        """Some features of one flattened layer of some networks, ``(rows, columns)``."""
+        """Read some features of one flattened layer of some networks, ``(rows, columns)``."""
 
 
 class StackSource:
@@ -73,8 +73,8 @@ class StackSource:
 
     Args:
         params: the stack.
-        layers: names of the tensors that count as weights; by default all floating ones that are
-            not BatchNorm statistics.
+        layers: names of the tensors to compare; by default all floating ones that are not BatchNorm
+            statistics.
 
     >>> source = StackSource({"w": torch.arange(12.0).reshape(2, 3, 2)})
     >>> source.read("w", slice(0, 2), slice(1, 3))
@@ -87,27 +87,27 @@ class StackSource:
         names = layers if layers is not None else [n for n, t in params.items() if is_weight(n, t)]
         missing = [n for n in names if n not in params]
         if missing:
-            raise ValueError(f"`layers` names {missing[0]!r}, which the stack does not have.")
+            raise ValueError(f"`layers` names {missing[0]!r}, but the stack does not have it.")
         self.shapes = {name: params[name].shape[1:] for name in names}
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         self._tensors = {n: params[n].detach().reshape(self.rows, sizes[n]) for n in names}
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
-        """Some features of one flattened layer of some networks."""
+        """Read some features of one flattened layer of some networks."""
         return self._tensors[name][rows, columns]
 
 
 class Transformed:
-    """A source whose rows are transformed layer by layer, for example freed of symmetries.
+    """A source whose rows are transformed layer by layer, for example to remove symmetries.
 
-    A transform may move features about, so a layer is transformed as a whole, some rows at a time.
-    The transformed layer stays in memory if it is small, else in a temporary file.
+    A transform may permute features, so a layer is transformed as a whole, some rows at a time. The
+    transformed layer is stored in memory if it is small, else in a temporary file.
 
     Args:
         source: the networks.
         transform: see `RowTransform`.
-        memory: bytes that a transformed layer may take in memory; more rows than fit into a
-            quarter of it are never transformed at once.
+        memory: bytes for a transformed layer in memory; rows transformed at once take at most a
+            quarter of it.
 
     >>> source = StackSource({"w": torch.ones(2, 3)})
     >>> Transformed(source, lambda name, w, rows: 2 * w).read("w", slice(0, 1), slice(0, 3))
@@ -123,7 +123,7 @@ class Transformed:
         self._layer = torch.empty(0)
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
-        """Some features of one transformed, flattened layer of some networks."""
+        """Read some features of one transformed, flattened layer of some networks."""
         if name != self._name:
             self._layer = torch.empty(0)  # frees the layer before
             self._layer, self._name = self._transformed(name), name
@@ -151,7 +151,7 @@ class Transformed:
 
 
 STACKS = dict, list, tuple, nn.ModuleList
-"""The kinds of what `weightsym.params.stack` takes."""
+"Types that `weightsym.params.stack` accepts."
 
 
 def as_source(
@@ -200,19 +200,19 @@ class LayerModes(NamedTuple):
 
 
 class MMDReference:
-    """A reference posterior, to be compared with any number of approximations.
+    """A reference posterior for comparisons with any number of approximations.
 
-    Its weights must not change in place afterwards: the distances between them are kept.
+    Its weights must not change in place afterwards, since the distances between them are stored.
 
     Args:
         x: a stack or a list of networks, or a `WeightSource` that reads them in slices.
         grid: the rule for bandwidths.
         layers: names of the tensors to compare; by default all weights.
-        device: where distances are computed; by default where the weights are.
-        memory: bytes that a chunk of features may take.
-        progress: whether to show a progress bar; by default when it will take long.
-        chains: for every network the chain that it is from, if they are draws of chains;
-            `compare_modes` then uses pairs of different chains only.
+        device: device of the computation; by default that of the weights.
+        memory: bytes for a chunk of features.
+        progress: whether to show a progress bar; by default for long computations.
+        chains: index of the chain of every network, if they are draws of chains; `compare_modes`
+            then uses pairs of different chains only.
 
     >>> reference = MMDReference({"w": torch.eye(3)})
     >>> [layer.values.shape for layer in reference.compare({"w": torch.ones(2, 3)})]
@@ -248,26 +248,29 @@ class MMDReference:
         )
         self.chains = Modes.of(chains, self.source.rows, "chains")
         if len(self.chains) < 2:
-            raise ValueError("`chains` must name at least two chains: pairs of one are no law.")
+            raise ValueError(
+                "`chains` must name at least two chains, since pairs within one do not "
+                "represent a law."
+            )
 
     def compare(
         self, y: Networks | WeightSource, layers: Sequence[str] | None = None
     ) -> Iterator[LayerMMD]:
-        """MMD^2 to another posterior, layer by layer.
+        """Compute MMD^2 to another posterior, layer by layer.
 
         Args:
             y: a stack of networks, or a `WeightSource`.
-            layers: only these layers.
+            layers: names of the layers to compare.
         """
         for name, size, blocks in self._layers_beside(y, layers):
             yield LayerMMD(name, size, mmd2_by_kernel(blocks, self.grid))
 
     def compare_parts(self, y: Networks | WeightSource, parts: Sequence[Tensor]) -> Tensor:
-        """MMD^2 to several parts of another posterior, whose distances are computed once.
+        """Compute MMD^2 to several parts of another posterior, with distances computed once.
 
         Args:
             y: a stack of networks, or a `WeightSource`.
-            parts: for each part, its rows in ``y``, two at least.
+            parts: rows of each part in ``y``, two at least.
 
         Returns:
             ``(parts, layers, kernels)``.
@@ -291,12 +294,12 @@ class MMDReference:
     def compare_modes(
         self, y: Networks | WeightSource, modes: Modes, layers: Sequence[str] | None = None
     ) -> Iterator[LayerModes]:
-        """MMD^2 to the law, and to the mixture, of the modes of another posterior.
+        """Compute MMD^2 to the law and to the mixture of the modes of another posterior.
 
         Args:
             y: a stack of networks, or a `WeightSource`.
-            modes: which of them belong together.
-            layers: only these layers.
+            modes: index of the mode of every network.
+            layers: names of the layers to compare.
 
         >>> reference = MMDReference({"w": torch.eye(3)})
         >>> y = {"w": torch.eye(3)[[0, 1, 2, 0]] + 1}
@@ -312,7 +315,7 @@ class MMDReference:
     def _layers_beside(
         self, y: Networks | WeightSource, layers: Sequence[str] | None, least: int = 2
     ) -> Iterator[tuple[str, int, Blocks]]:
-        """Name, size and distances of every layer. Networks on both sides are warned of."""
+        """Yield name, size and distances of every layer, and warn of networks on both sides."""
         names = self._names(layers)
         beside = self.other(y, names, least)
         same: Tensor | None = None
@@ -323,7 +326,7 @@ class MMDReference:
         _warn_about_duplicates(same, len(names) == len(self.layers))
 
     def _spread(self, across: Distances) -> Distances:
-        """Rows and columns from all over: the first ones may be of a single chain or mode."""
+        """Select rows and columns evenly, since the first ones may be of a single chain or mode."""
         most = self.grid.max_samples
         rows, columns = (
             torch.linspace(0, n - 1, min(n, most)).round().long() for n in across.l1.shape
@@ -331,7 +334,7 @@ class MMDReference:
         return across.map(lambda d: d[rows.to(d.device)][:, columns.to(d.device)])
 
     def blocks(self, name: str, beside: WeightSource | None = None) -> Blocks:
-        """Distances of one layer within the reference, across, and within another source."""
+        """Return distances of one layer within the reference, across, and within another source."""
         rows = self.source.rows, 0 if beside is None else beside.rows
         size = math.prod(self.source.shapes[name])
         chunks = self._chunks(name, size, beside)
@@ -344,7 +347,7 @@ class MMDReference:
     def other(
         self, y: Networks | WeightSource, layers: Sequence[str] | None = None, least: int = 2
     ) -> WeightSource:
-        """Another posterior of so many networks at least as a source, once it is sure to fit."""
+        """Return another posterior as a source, and require enough networks that fit."""
         y = stack(y) if isinstance(y, STACKS) else y
         names = self.layers if layers is None else layers
         if self._is_whole and tuple(names) == self.layers and isinstance(y, dict):
@@ -359,10 +362,11 @@ class MMDReference:
         repeats: int = 20,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """MMD^2 between random parts of the reference itself: how far samples of one law scatter.
+        """Compute MMD^2 between random parts of the reference, to show the scatter of one law.
 
         Args:
-            samples: networks in the one part, by default half of them; the others are the other.
+            samples: number of networks in the first part, by default half of them; the second part
+                has the others.
             repeats: number of random splits.
             generator: draws the splits; by default seeded with 0.
 
@@ -379,7 +383,7 @@ class MMDReference:
         return torch.stack(layers, 1)
 
     def _splits(self, name: str, orders: Sequence[Tensor], first: int) -> Tensor:
-        """MMD^2 of one layer between the first and the remaining rows of every order."""
+        """Compute MMD^2 of one layer between the first and the remaining rows of every order."""
         if name not in self._within:
             self.blocks(name)
         splits = [_between(self._within[name], o[:first], o[first:]) for o in orders]
@@ -388,13 +392,13 @@ class MMDReference:
     def _names(self, layers: Sequence[str] | None) -> Sequence[str]:
         unknown = [n for n in layers or () if n not in self.layers]
         if unknown:
-            raise ValueError(f"`layers` names {unknown[0]!r}, which the reference does not have.")
+            raise ValueError(f"`layers` names {unknown[0]!r}, but the reference does not have it.")
         return self.layers if layers is None else layers
 
     def _chunks(
         self, name: str, size: int, beside: WeightSource | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same features of both sides, as many at a time as the memory allows."""
+        """Yield the same features of both sides, in chunks that fit into the memory."""
         rows = self.source.rows + (0 if beside is None else beside.rows)
         step = max(1, self._memory // (8 * rows))
         for start in range(0, size, step):
@@ -418,19 +422,21 @@ def as_reference(
     layers: Sequence[str] | None = None,
     **options: Any,
 ) -> MMDReference:
-    """Make a reference of weights, or return one, which keeps its grid, layers and options."""
+    """Make a reference of weights, or return an existing one with its grid, layers and options."""
     if not isinstance(x, MMDReference):
         return MMDReference(x, grid, layers=layers, **options)
     if options or grid not in (None, x.grid):
-        raise ValueError("An `MMDReference` has its own `grid` and options: give them there.")
+        raise ValueError(
+            "An `MMDReference` has its own `grid` and options: set them in its constructor."
+        )
     return x
 
 
 def layers_that_differ(x: Params, y: Params) -> list[str] | None:
-    """Names of the weights of two stacks that are not one and the same in all networks of both.
+    """Return the names of the weights that differ between any networks of two stacks.
 
-    What is the same says nothing, and weighs as much as its size: buffers of users, which a stack
-    does not tell from weights, or layers that are held fixed. None where all weights are the same.
+    Equal tensors carry no information, but would count by their size: buffers that a stack cannot
+    tell from weights, or fixed layers. Returns None if all weights are equal.
 
     Args:
         x: a stack.
@@ -453,12 +459,12 @@ def layers_that_differ(x: Params, y: Params) -> list[str] | None:
 def _check_sides(odd: Iterable[str]) -> None:
     for name in odd:
         raise ValueError(
-            f"{name!r} is in the networks of one side only: name the `layers` that count."
+            f"{name!r} is in the networks of one side only: set `layers` to compare others."
         )
 
 
 def _between(full: Distances, a: Tensor, b: Tensor) -> Blocks:
-    """Distances between two sets of rows of one source."""
+    """Return distances between two sets of rows of one source."""
     a, b = a.to(full.l1.device), b.to(full.l1.device)
     pairs = ((a, a), (a, b), (b, b))
     return Blocks(*(full.map(lambda d: d[rows][:, columns]) for rows, columns in pairs))  # noqa: B023
@@ -469,7 +475,7 @@ def _check_rows(source: WeightSource, name: str, least: int = 2) -> None:
         wanted = f"{least} networks" if least > 1 else "1 network"
         raise ValueError(f"`{name}` must hold at least {wanted}, got {source.rows}.")
     if not source.shapes:
-        raise ValueError(f"`{name}` has no layer of weights.")
+        raise ValueError(f"`{name}` has no layers of weights.")
 
 
 def _check_fit(

@@ -1,4 +1,4 @@
-"""Shapes of predictions, labels and scores, and checks that refuse a silent wrong number."""
+"""Checks of shapes and values of predictions, labels and scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IsOOD = Shaped[Tensor, " ..."]
 Draws = Float[Tensor, "chains samples *numbers"]
 Number = Float64[Tensor, ""]
 SUM_TOLERANCE = 1e-2
-"""Rows of bfloat16 probabilities sum to one up to this; logits hardly ever do."""
+"Tolerance for sums of rows of bfloat16 probabilities, which logits hardly ever meet."
 _ENSEMBLE = (
     "The prediction of an ensemble is the mean of its probabilities, `probs.mean(0)` "
     "(of logits, `logits.softmax(-1).mean(0)`)."
@@ -29,7 +29,7 @@ _ENSEMBLE = (
 
 
 def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs") -> Tensor:
-    """Class probabilities in at least float32, of given ones or of logits, last axis classes."""
+    """Return class probabilities in at least float32, from probabilities or logits."""
     if from_logits:
         return logits_of(values, name).softmax(-1)
     values = _at_least_single(values, name)
@@ -38,14 +38,14 @@ def probabilities(values: Tensor, from_logits: bool = False, name: str = "probs"
 
 
 def logits_of(values: Tensor, name: str = "logits") -> Tensor:
-    """Finite logits in at least float32, last axis classes."""
+    """Return finite logits in at least float32."""
     values = _at_least_single(values, name)
     check_finite(values, name, "logits")
     return values
 
 
 def _at_least_single(values: Any, name: str) -> Tensor:
-    """Numbers per class, in float32 or float64."""
+    """Require numbers per class, and return them in float32 or float64."""
     check_tensors(**{name: values})
     if not values.is_floating_point() or values.ndim < 2:
         raise ValueError(
@@ -54,14 +54,14 @@ def _at_least_single(values: Any, name: str) -> Tensor:
         )
     if values.shape[-1] < 2:
         raise ValueError(
-            f"`{name}` has {values.shape[-1]} class: of a binary network give both, "
+            f"`{name}` has {values.shape[-1]} class: for a binary network pass both, "
             "`torch.stack([1 - p, p], -1)`."
         )
     return values if values.dtype == torch.float64 else values.float()
 
 
 def check_distributions(probs: Tensor, name: str = "probs") -> float:
-    """Refuse all but finite non-negative numbers that sum to one, and return the least."""
+    """Require finite non-negative numbers that sum to one, and return the least."""
     if probs.numel() == 0:
         return 0.0
     low, high = probs.sum(-1).aminmax()
@@ -69,14 +69,14 @@ def check_distributions(probs: Tensor, name: str = "probs") -> float:
     if not (low >= 1 - SUM_TOLERANCE and high <= 1 + SUM_TOLERANCE and least >= -SUM_TOLERANCE):
         off = max(1 - low, high - 1, -least) if math.isfinite(low + high) else math.nan
         raise ValueError(
-            f"`{name}` must be finite probabilities that sum to one over the last axis, they are "
-            f"off by {off:.3g}. Pass `from_logits=True` if these are logits."
+            f"`{name}` must be finite probabilities that sum to one over the last axis, "
+            f"but they are off by {off:.3g}. Pass `from_logits=True` if these are logits."
         )
     return least
 
 
 def are_distributions(values: Tensor) -> bool:
-    """Tell whether rows are probabilities, up to rounding, which logits hardly ever are.
+    """Check whether rows are probabilities, up to rounding, which logits hardly ever are.
 
     >>> are_distributions(torch.eye(3)), are_distributions(torch.eye(3).log_softmax(-1))
     (True, False)
@@ -88,14 +88,14 @@ def are_distributions(values: Tensor) -> bool:
 
 
 def check_finite(values: Tensor, name: str, kind: str = "values") -> None:
-    """Refuse NaN and infinite values, and what is not a tensor."""
+    """Require a tensor without NaN and infinite values."""
     check_tensors(**{name: values})
     if values.numel() and not bool(torch.isfinite(values.sum())) and not values.isfinite().all():
-        raise ValueError(f"`{name}` must be finite, it holds NaN or infinite {kind}.")
+        raise ValueError(f"`{name}` must be finite, but it holds NaN or infinite {kind}.")
 
 
 def check_labels(labels: Tensor, probs: Tensor) -> None:
-    """Refuse all but one class index per example."""
+    """Require one class index per example."""
     check_tensors(labels=labels)
     check_predictions(probs)
     if labels.shape != probs.shape[:1] or labels.is_floating_point() or labels.is_complex():
@@ -112,7 +112,7 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
 
 
 def check_predictions(probs: Tensor) -> None:
-    """Refuse all but one prediction per example."""
+    """Require one prediction per example."""
     if probs.ndim != 2:
         raise ValueError(
             f"`probs` must have shape (batch, classes), got {tuple(probs.shape)}. {_ENSEMBLE}"
@@ -120,7 +120,7 @@ def check_predictions(probs: Tensor) -> None:
 
 
 def check_samples(probs: Tensor) -> None:
-    """Refuse all but predictions of several networks."""
+    """Require predictions of several networks."""
     check_tensors(probs=probs)
     if probs.ndim != 3 or probs.shape[0] == 0:
         raise ValueError(
@@ -129,7 +129,7 @@ def check_samples(probs: Tensor) -> None:
 
 
 def check_same_shape(**pair: Tensor) -> None:
-    """Refuse all but two tensors about the same examples."""
+    """Require two tensors about the same examples."""
     check_tensors(**pair)
     (name, a), (other, b) = pair.items()
     if a.shape != b.shape:
@@ -140,19 +140,19 @@ def check_same_shape(**pair: Tensor) -> None:
 
 
 def check_binary(values: Tensor, message: str) -> None:
-    """Refuse what is neither boolean nor 0 and 1."""
+    """Require booleans, or 0 and 1."""
     if values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()):
         raise ValueError(message)
 
 
 def check_scores(scores: Tensor) -> None:
-    """Refuse NaN. Infinite scores rank as they should."""
+    """Require scores without NaN. Infinite scores rank as they should."""
     if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
-        raise ValueError(f"`scores` must not be NaN, {int(scores.isnan().sum())} of them are.")
+        raise ValueError(f"`scores` must not be NaN, but {int(scores.isnan().sum())} of them are.")
 
 
 def check_choice(name: str, value: Value, allowed: tuple[str, ...]) -> Value:
-    """Return the value of an option. Refuse one that is not allowed."""
+    """Return the value of an option, and require an allowed one."""
     if value not in allowed:
         raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
     return value

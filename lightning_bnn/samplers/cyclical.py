@@ -1,4 +1,4 @@
-"""Rates and temperatures that go in cycles: explore, then sample, again and again."""
+"""Cyclical schedules of rates and temperatures: explore, then sample, repeatedly."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from weightsym.params import check_count, check_fraction, check_integer
 __all__ = ["CyclicalSchedule", "interval_of", "parts_of"]
 
 _OF_STEPS = (OneCycleLR, CyclicLR)
-"""Schedules that torch means to move after every batch."""
+"Schedules that torch intends to step after every batch."
 
 
 class CyclicalSchedule(LRScheduler):
-    r"""Cosine cycles of the rate. The noise comes on in the last part of each.
+    r"""Cosine cycles of the rate, with noise in the last part of each.
 
     .. math:: \eta_k = \frac{\eta_0}{2} \Big(\cos \frac{\pi (k \bmod L)}{L} + 1\Big)
 
-    Call it after every step, as our modules do.
+    Step it after every optimizer step, as our modules do.
 
     Args:
         optimizer: a sampler of this package.
-        cycle_length: L, in steps.
-        exploration: the part of each cycle at temperature 0.
-        last_epoch: where it starts, as for every scheduler.
+        cycle_length: number L of steps.
+        exploration: fraction of each cycle at temperature 0.
+        last_epoch: index of the last step, as for every scheduler.
 
     References:
         | Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning (Zhang et al., 2020)
@@ -57,7 +57,7 @@ class CyclicalSchedule(LRScheduler):
         check_integer("last_epoch", last_epoch)
         if any("temperature" not in group for group in optimizer.param_groups):
             raise ValueError(
-                f"`optimizer` {type(optimizer).__name__} has no temperature: take a sampler."
+                f"`optimizer` {type(optimizer).__name__} has no temperature: use a sampler."
             )
         self.cycle_length, self.exploration = cycle_length, exploration
         for group in optimizer.param_groups:
@@ -71,11 +71,11 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def sampling(self) -> bool:
-        """Check whether this is the part of a cycle in which networks are kept."""
+        """Check whether this is the part of a cycle in which networks are collected."""
         return self.position >= self.exploration
 
     def get_lr(self) -> list[Any]:
-        """Rates of all groups. Their temperatures are set on the way."""
+        """Return the rates of all groups, and set their temperatures."""
         for group in self.optimizer.param_groups:
             group["temperature"] = group["sampling_temperature"] if self.sampling else 0.0
         factor = (math.cos(math.pi * self.position) + 1) / 2
@@ -83,7 +83,7 @@ class CyclicalSchedule(LRScheduler):
 
 
 def parts_of(scheduler: Any) -> list[Any]:
-    """A schedule, and those that it consists of.
+    """List a schedule and its parts.
 
     >>> import torch
     >>> from torch.optim.lr_scheduler import ConstantLR, SequentialLR
@@ -97,7 +97,7 @@ def parts_of(scheduler: Any) -> list[Any]:
 
 
 def interval_of(scheduler: Any) -> str:
-    """When a schedule moves: every ``"step"`` if it, or a part of it, is meant to, or ``"epoch"``.
+    """Return the interval of a schedule: ``"step"`` if any of its parts needs it, or ``"epoch"``.
 
     >>> import torch
     >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)

@@ -1,4 +1,4 @@
-"""The base of samplers that look at the energy of all the data, chain by chain."""
+"""The base of samplers that use the energy of all the data, chain by chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EnergySampler"]
 
 
 class EnergySampler(Sampler):
-    """A torch optimizer whose step is a transition of many chains, of several gradients each.
+    """A torch optimizer whose step is a transition of many chains with several gradients each.
 
     The first dimension of every parameter counts chains. ``step(closure)`` needs a closure that
     sets the gradients and returns the energies, one for each chain: the negative log posterior of
@@ -26,7 +26,7 @@ class EnergySampler(Sampler):
         **settings: of the group.
 
     Attributes:
-        field: computes what the closure does, if anything but the closure can.
+        field: computes energies and gradients instead of the closure, if set.
 
     >>> from lightning_bnn.samplers import HMC
     >>> chains = torch.nn.Parameter(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
@@ -44,21 +44,21 @@ class EnergySampler(Sampler):
         check_positive("temperature", settings["temperature"])
         super().__init__(params, **settings)
         if len(self.param_groups) != 1:
-            raise ValueError("`params` must be one group: a trajectory moves all of them.")
+            raise ValueError("`params` must be one group, since a trajectory moves all of them.")
 
     def moving(self) -> list[Tensor]:
-        """Parameters that the chains move."""
+        """The parameters that the chains move."""
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]
 
     def rows(self) -> Tensor:
-        """One vector of all numbers for each chain."""
+        """Return one vector of all entries for each chain."""
         return as_rows(self.moving())
 
     def put(self, rows: Tensor) -> None:
-        """Send the chains somewhere.
+        """Set the positions of the chains.
 
         Args:
-            rows: the numbers of every chain, ``(chains, numbers)``.
+            rows: positions, ``(chains, numbers)``.
         """
         params = self.moving()
         pieces = rows.split([p[:1].numel() for p in params], 1)
@@ -66,11 +66,11 @@ class EnergySampler(Sampler):
         torch._foreach_copy_(params, shaped)
 
     def look(self, closure: Callable[[], Tensor] | None, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Energies of the chains at given places, and their gradients.
+        """Return the energies at given positions, and their gradients.
 
         Args:
             closure: see `energies`.
-            rows: the places, ``(chains, numbers)``.
+            rows: positions, ``(chains, numbers)``.
         """
         if self.field is not None:
             return self.field.look(rows)
@@ -79,7 +79,7 @@ class EnergySampler(Sampler):
         return energies, as_rows(self.gradients())
 
     def slope(self, closure: Callable[[], Tensor] | None, rows: Tensor) -> Tensor:
-        """The gradients alone, see `look`."""
+        """Return the gradients alone, see `look`."""
         return self.look(closure, rows)[1] if self.field is None else self.field.slope(rows)
 
     def leapfrog(
@@ -91,13 +91,13 @@ class EnergySampler(Sampler):
         size: float,
         kick: float,
     ) -> None:
-        """Change momenta by the gradients and then places by the momenta, several times.
+        """Take leapfrog steps: alternate updates of momenta and positions.
 
         Args:
             closure: see `energies`.
-            x: the places, ``(chains, numbers)``, which are changed.
-            momenta: of the same shape, which are changed.
-            steps: how many times.
+            x: positions, ``(chains, numbers)``, changed in place.
+            momenta: of the same shape, changed in place.
+            steps: number of steps.
             size: factor of momenta.
             kick: factor of gradients.
         """
@@ -109,17 +109,17 @@ class EnergySampler(Sampler):
             x.add_(momenta, alpha=size)
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of the parameters that move, zero where a closure has set none."""
+        """Return the gradients of the moving parameters, zero if a closure has set none."""
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.moving()]
 
     def energies(self, closure: Callable[[], Tensor] | None) -> Tensor:
-        """Energies of the chains where they are, in double precision. The gradients are set, too.
+        """Return the energies of the chains in double precision, and set the gradients.
 
         Args:
             closure: sets the gradients and returns the energies, ``(chains,)``.
         """
         if closure is None:
-            raise ValueError("`closure` must be given: a transition needs many gradients.")
+            raise ValueError("`closure` must be given, since a transition needs many gradients.")
         with torch.enable_grad():
             energies = closure()
         chains = {p.shape[:1] for p in self.param_groups[0]["params"]}
@@ -134,10 +134,10 @@ class EnergySampler(Sampler):
 
 
 def as_rows(tensors: Iterable[Tensor]) -> Tensor:
-    """One vector for each chain.
+    """Flatten tensors to one vector for each chain.
 
     Args:
-        tensors: whose first dimension counts chains.
+        tensors: with a leading dimension of chains.
     """
     return torch.cat([t.detach().reshape(len(t), -1) for t in tensors], 1)
 

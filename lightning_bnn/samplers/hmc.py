@@ -26,24 +26,25 @@ _GAMMA, _T0, _KAPPA = 0.05, 10, 0.75
 
 
 class HMC(EnergySampler):
-    r"""Leapfrog trajectories and a Metropolis test for every chain.
+    r"""Leapfrog trajectories with a Metropolis test for every chain.
 
     .. math:: p \sim N(0, I), \quad H(\theta, p) = U(\theta) / T + \tfrac12 \|p\|^2, \quad
         P(\mathrm{accept}) = \min(1, e^{-\Delta H})
 
-    The closure returns the energies :math:`U` of the chains, see `EnergySampler`. In the first
-    ``adapt_steps`` transitions the step size, the same for all chains, is adapted by dual
-    averaging; those samples are no draws of the posterior.
+    The closure returns the energies :math:`U` of the chains, see `EnergySampler`. During the first
+    ``adapt_steps`` transitions the step size, shared by all chains, is adapted by dual averaging,
+    and samples are not draws of the posterior.
 
     Args:
         params: parameters.
-        step_size: of the leapfrog integrator, or where its adaptation starts.
-        leapfrog_steps: gradients of a trajectory.
+        step_size: of the leapfrog integrator, initially if it is adapted.
+        leapfrog_steps: number of gradients per trajectory.
         temperature: T.
-        adapt_steps: how many transitions adapt the step size.
-        target_acceptance: the mean probability to be accepted that is adapted to.
-        jitter: step sizes vary by this part, so that no direction turns in the same time forever.
-        seed: of momenta and tests, by default torch's own; our modules fill in theirs.
+        adapt_steps: number of transitions that adapt the step size.
+        target_acceptance: mean acceptance probability to adapt to.
+        jitter: relative variation of step sizes, so that no direction always turns by the same
+            angle.
+        seed: of momenta and tests; by default torch's own, and in our modules theirs.
 
     References:
         | MCMC using Hamiltonian dynamics (Neal, 2011), https://arxiv.org/abs/1206.1901
@@ -85,12 +86,12 @@ class HMC(EnergySampler):
 
     @property
     def step_size(self) -> float:
-        """Of the next trajectory, before jitter."""
+        """Step size of the next trajectory, before jitter."""
         return self.param_groups[0]["lr"]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]  # needs a closure, of tensors
-        """One transition of every chain.
+        """Take one transition of every chain.
 
         Args:
             closure: sets the gradients and returns the energies, ``(chains,)``.
@@ -129,11 +130,11 @@ class HMC(EnergySampler):
         return 1 + group["jitter"] * (2 * float(draw) - 1)
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """Numbers that are worth logging, after a transition."""
+        """Metrics to log after a transition."""
         return {"acceptance": self.acceptance.mean(), "step_size": self.step_size}
 
     def _adapt(self, group: dict[str, Any], acceptance: float) -> None:
-        """Dual averaging of the logarithm of the step size."""
+        """Adapt the logarithm of the step size by dual averaging."""
         step = group["step"]
         if step > group["adapt_steps"]:
             return
@@ -147,11 +148,11 @@ class HMC(EnergySampler):
 
 
 def _noise(params: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Standard normal momenta: one draw for all tensors."""
+    """Draw standard normal momenta for all tensors at once."""
     flat = params[0].new_empty(sum(p.numel() for p in params)).normal_(generator=generator)
     return [piece.to(p.dtype) for piece, p in zip(cut(flat, params), params, strict=True)]
 
 
 def _kinetic(momenta: Tensor) -> Tensor:
-    """Kinetic energy of every chain, in double precision."""
+    """Return the kinetic energy of every chain, in double precision."""
     return precise(momenta).square().sum(1) / 2

@@ -1,4 +1,4 @@
-"""Steps of any optimizer without the part along which the function does not change."""
+"""Optimizer steps without their part along the orbit, where the function does not change."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Horizontal"]
 
 
 class Horizontal:
-    r"""Takes from every step of an optimizer what moves along the orbit of symmetries.
+    r"""Removes from every step of an optimizer the part along the orbit of symmetries.
 
     .. math:: \Delta \leftarrow (1 - P)\, \Delta
 
     P projects onto the tangents of the orbit, see `weightsym.orbit_directions`. Steps of gradient
-    descent have no such part, steps of Adam, and penalties, do.
+    descent have no part along it, but steps of Adam and of penalties do.
 
     Args:
-        optimizer: of all parameters of the network, perhaps of others, too; its ``step`` changes.
-        network: whose symmetries were found.
-        symmetries: what `discover` returned.
-        gauge: ``"min-mass"`` also brings the network to the scales of least mass after every step,
-            which does not change its function, and carries the optimizer's state along.
+        optimizer: of all parameters of the network, and possibly others; its ``step`` is replaced.
+        network: with these symmetries.
+        symmetries: result of `discover`.
+        gauge: ``"min-mass"`` also rescales the network to its least mass after every step, which
+            does not change its function, and moves the optimizer's state along.
         tolerance: of the projection, see `weightsym.groups.orbits.OrbitDirections.onto`.
 
     >>> from lightning_bnn.models import mlp
@@ -62,13 +62,15 @@ class Horizontal:
                 "`Horizontal` is for optimizers; chains take `orbit_moves`."
             )
         if symmetries.evaluation_only:
-            raise ValueError(f"`symmetries` hold in evaluation only: {symmetries.evaluation_only}.")
+            raise ValueError(
+                f"`symmetries` hold in evaluation mode only: {symmetries.evaluation_only}."
+            )
         self.parameters = dict(network.named_parameters())
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         names = orbit_directions(P.of(network), symmetries).names
         fixed = [name for name in names if self.parameters.get(name) not in trained]
         if fixed:
-            raise ValueError(f"`optimizer` does not move {fixed[0]!r}, which symmetries move.")
+            raise ValueError(f"`optimizer` does not move {fixed[0]!r}, but symmetries do.")
         self.network, self.symmetries, self.gauge = network, symmetries, gauge
         self.tolerance = tolerance
         self._before: Params = {}
@@ -78,7 +80,7 @@ class Horizontal:
         ]
 
     def detach(self) -> None:
-        """Give the optimizer its own steps back."""
+        """Restore the optimizer's own step."""
         for hook in self._hooks:
             hook.remove()
 

@@ -1,4 +1,4 @@
-"""Dynamics of constant speed: gradients bend directions, noise refreshes them, steps adapt."""
+"""Dynamics of constant speed: turning by gradients, refreshment by noise, adaptation of steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LEAST = 1e-30
 
 
 def bend(direction: Array, gradient: Array, sizes: Array) -> tuple[Array, Array]:
-    """Directions after a time in which the gradient was the same, and what kinetic energy gained.
+    """Turn directions by a constant gradient, and return the gain of kinetic energy.
 
     Args:
         direction: of unit length, ``(chains, numbers)``.
         gradient: of the energy.
-        sizes: how long, ``(chains,)``.
+        sizes: step sizes, ``(chains,)``.
     """
     library, freedom = library_of(gradient), gradient.shape[1] - 1
     norm = lengths_of(gradient)
@@ -40,13 +40,13 @@ def bend(direction: Array, gradient: Array, sizes: Array) -> tuple[Array, Array]
 
 
 def refresh(direction: Array, noise: Array, sizes: Array, lengths: Array) -> Array:
-    """Directions that forget themselves over some length.
+    """Partially refresh directions with noise.
 
     Args:
         direction: of unit length, ``(chains, numbers)``.
         noise: standard normal numbers.
         sizes: of the step, ``(chains,)``.
-        lengths: after which a direction is forgotten.
+        lengths: after which a direction is forgotten, ``(chains,)``.
     """
     library = library_of(direction)
     spread = library.sqrt(library.expm1(2 * sizes / lengths) / direction.shape[1])
@@ -59,18 +59,18 @@ _SHRINK = 0.8
 
 @dataclass
 class Tuning:
-    """The step sizes of every chain and what they rest on, each field ``(chains,)`` and precise.
+    """The step sizes of every chain with their statistics, all ``(chains,)`` in double precision.
 
     Attributes:
-        sizes: of steps.
-        largest: that have not failed yet.
-        weighted: faded sum of squared errors over the sixth power of their step sizes, each with
-            a weight that trusts outliers less.
-        weights: faded sum of these weights.
+        sizes: current step sizes.
+        largest: largest step sizes that have not failed yet.
+        weighted: decayed sum of squared errors over the sixth power of their step sizes, with
+            smaller weights for outliers.
+        weights: decayed sum of these weights.
         lengths: after which directions are forgotten.
         squares: sum of squared errors over the number of weights, since the adaptation.
-        steps: how many they are of.
-        failed: how many more were undone since, as something was not finite.
+        steps: number of steps in this sum.
+        failed: number of further steps that were undone because they were not finite.
     """
 
     sizes: Array
@@ -84,13 +84,13 @@ class Tuning:
 
     @classmethod
     def start(cls, chains: int, size: float, length: float, device: torch.device) -> Tuning:
-        """Of chains that know nothing yet.
+        """Create the tuning of new chains.
 
         Args:
-            chains: how many.
+            chains: number of chains.
             size: of their steps.
             length: after which directions are forgotten.
-            device: where the arrays are.
+            device: of the arrays.
         """
         first = [size, math.inf, 0.0, 0.0, length, 0.0, 0.0, 0.0]
         rows = torch.tensor(first, dtype=widest(device), device=device)
@@ -98,26 +98,26 @@ class Tuning:
 
     @classmethod
     def from_rows(cls, rows: Tensor) -> Tuning:
-        """Read what `as_rows` has made.
+        """Restore the result of `as_rows`.
 
         Args:
-            rows: one for each field.
+            rows: one per field.
         """
         return cls(*as_array(rows))
 
     def as_rows(self) -> Tensor:
-        """One row for each field, ``(fields, chains)``, which checkpoints keep in its precision."""
+        """Return one row per field, ``(fields, chains)``, in the precision of checkpoints."""
         rows = [getattr(self, field.name) for field in fields(self)]
         return torch.as_tensor(library_of(self.sizes).stack(rows))
 
     def adapt(self, errors: Array, wanted: float) -> None:
-        """Take the errors of one step into account, and choose the sizes of the next.
+        """Adapt the sizes of the next step to the errors of one step.
 
-        A step that failed makes all later ones of its chain smaller.
+        A failed step limits all later ones of its chain.
 
         Args:
-            errors: squares over the number of weights; not finite where a step has failed.
-            wanted: their mean.
+            errors: squares over the number of weights; not finite for failed steps.
+            wanted: target of their mean.
         """
         library = library_of(errors)
         well = library.isfinite(errors)
@@ -132,7 +132,7 @@ class Tuning:
         self.sizes = library.minimum(lengths, self.largest)
 
     def watch(self, errors: Array) -> None:
-        """Count the errors of one step of the sampling.
+        """Count the errors of one sampling step.
 
         Args:
             errors: as in `adapt`.
@@ -145,32 +145,32 @@ class Tuning:
 
 
 class TunedSteps:
-    """What is known of chains whose tuning is kept in the groups of a sampler, as rows."""
+    """A mixin for samplers whose parameter groups store the tuning of chains as rows."""
 
     param_groups: list[dict[str, Any]]
 
     @property
     def step_sizes(self) -> Tensor:
-        """Size of the next step of every chain, nothing before the first one."""
+        """Size of the next step of every chain, None before the first one."""
         return self._known("sizes")
 
     @property
     def lengths(self) -> Tensor:
-        """Length after which each chain forgets its direction, nothing before the first step."""
+        """Length after which each chain forgets its direction, None before the first step."""
         return self._known("lengths")
 
     @property
     def energy_variances(self) -> Tensor:
-        """Mean squared energy error of a step over d, of every chain since the tuning, else NaN."""
+        """Mean squared energy error of a step over d since the tuning, for every chain, or NaN."""
         return self._known("squares") / self._known("steps")
 
     @property
     def failed_steps(self) -> Tensor:
-        """Number of steps of every chain that were undone since the tuning, as not finite."""
+        """Number of non-finite, undone steps of every chain since the tuning."""
         return self._known("failed")
 
     def metrics(self) -> dict[str, Tensor]:
-        """Numbers that are worth logging, means over the chains of what is known by now."""
+        """Metrics to log, as means over the chains."""
         numbers = {"step_size": self.step_sizes, "memory_length": self.lengths}
         if all(g["step"] > g["descent_steps"] + g["adapt_steps"] for g in self.param_groups):
             numbers["energy_variance"] = self.energy_variances
@@ -183,7 +183,7 @@ class TunedSteps:
 
 
 def add_to_spread(state: dict[str, Any], x: Tensor) -> None:
-    """Running mean and sum of squared deviations, by Welford."""
+    """Update the running mean and the sum of squared deviations, by Welford."""
     for name in ("mean", "deviation"):
         state.setdefault(name, torch.zeros_like(x))
     state["count"] = state.get("count", 0) + 1
@@ -193,7 +193,7 @@ def add_to_spread(state: dict[str, Any], x: Tensor) -> None:
 
 
 def total_spread(state: dict[str, Any]) -> Tensor:
-    """Sum of the variances of all weights, of every chain."""
+    """Return the summed variances of all weights, for every chain."""
     deviation = state.pop("deviation")
     state.pop("mean")
     return deviation.sum(1, dtype=widest(deviation.device)) / state.pop("count")
@@ -202,14 +202,14 @@ def total_spread(state: dict[str, Any]) -> Tensor:
 def adam(
     state: dict[str, Any], gradient: Tensor, k: int, steps: int, rate: float
 ) -> tuple[Tensor, Tensor, float]:
-    """The means, their sizes and the rate of a step of Adam, which falls to zero as a cosine.
+    """Return the means, their sizes and the cosine-decayed rate of a step of Adam.
 
     Args:
-        state: with the averages of gradients and of their squares, which are changed.
+        state: averages of gradients and of their squares, changed in place.
         gradient: at this step.
-        k: number of the step.
-        steps: how many there will be.
-        rate: at first.
+        k: index of the step.
+        steps: total number of steps.
+        rate: initial rate.
     """
     mean, square = (state.setdefault(n, torch.zeros_like(gradient)) for n in ("mean", "square"))
     mean.lerp_(gradient, 1 - _BETA)
@@ -223,20 +223,20 @@ _BETA, _BETA_SQUARE, _EPS = 0.9, 0.999, 1e-8
 
 
 def as_array(tensor: Tensor) -> Array:
-    """The array that computes on a device."""
+    """Convert a tensor to the array type used for its device."""
     return precise(tensor).numpy() if tensor.device.type == "cpu" else precise(tensor)
 
 
 def library_of(array: Array) -> Any:
-    """The library whose functions take an array: both have the same."""
+    """Return the library of an array, numpy or torch, which have the same functions."""
     return torch if isinstance(array, Tensor) else np
 
 
 def lengths_of(rows: Array) -> Array:
-    """The Euclidean length of every row."""
+    """Return the Euclidean length of every row."""
     return library_of(rows).sqrt((rows * rows).sum(1))
 
 
 def unit(rows: Array) -> Array:
-    """Rows of unit length."""
+    """Scale rows to unit length."""
     return rows / (lengths_of(rows) + _LEAST)[:, None]

@@ -1,4 +1,4 @@
-"""Variational inference at the price of Adam: the improved variational online Newton method."""
+"""Variational inference at the cost of Adam: the improved variational online Newton method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDY = (
 
 
 class IVON(Tempered):
-    r"""Learn a diagonal Gaussian over weights from one gradient a step, at weights drawn from it.
+    r"""Learns a diagonal Gaussian over weights from one gradient per step, at drawn weights.
 
     .. math:: \theta = m + \sigma \xi, \quad \sigma^2 = \frac{T}{N (h + \delta)}, \quad
         \hat h = \hat g \cdot \frac{\theta - m}{\sigma^2}, \quad \delta = \lambda / N
@@ -31,25 +31,25 @@ class IVON(Tempered):
     with the gradient :math:`\hat g` of the mean loss at the drawn weights, its running mean
     :math:`\bar g` (without the bias of its start) and :math:`\rho = 1 -` ``hessian_momentum``.
 
-    The parameters are the means, except between `perturb` and `restore` or `step`. A ``closure``
-    is evaluated at drawn weights. One draw belongs to one step: gradients that are accumulated
-    over several batches, or averaged over processes, are those of one large batch. In a Trainer the
-    callback `DrawnWeights` does all of this; the module `IVON` needs none. Clipped gradients lead
-    to another Gaussian, unless `observe` is called before; both of these do.
+    The parameters are the means, except between `perturb` and `restore` or `step`. A ``closure`` is
+    evaluated at drawn weights. One draw belongs to one step: gradients accumulated over several
+    batches, or averaged over processes, are those of one large batch. In a Trainer the callback
+    `DrawnWeights` does all of this, and the module `IVON` needs nothing. Clipped gradients lead to
+    another Gaussian unless `observe` is called before clipping, as both do.
 
     Args:
         params: parameters or parameter groups.
-        lr: step size, that of SGD with momentum where the curvature is as at the start.
+        lr: step size, that of SGD with momentum at the initial curvature.
         num_data: number of training examples N.
         temperature: T.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
         momentum: of the gradients.
-        hessian_momentum: of the curvature h; it must have time to change: large networks take
-            0.99999, short runs 0.999.
-        hessian_init: the curvature at the start, :math:`h_0`.
-        seed: of the noise; by default torch's own, or 0 where there are several processes; our
-            modules fill in theirs.
+        hessian_momentum: of the curvature h, which must have time to change: 0.99999 for large
+            networks, 0.999 for short runs.
+        hessian_init: initial curvature :math:`h_0`.
+        seed: of the noise; by default torch's own, or 0 with several processes, and in our modules
+            theirs.
 
     References:
         | Variational Learning is Effective for Large Deep Networks (Shen et al., 2024)
@@ -67,12 +67,12 @@ class IVON(Tempered):
     """
 
     draws_itself = True
-    """Whether a closure is evaluated at weights that `step` draws."""
+    "Whether `step` draws weights for its closure."
     certain: Collection[Tensor] = ()
-    """Parameters without a distribution, which move as by SGD with momentum."""
+    "Parameters without a distribution, updated as by SGD with momentum."
     _zeroed = True
     _observed: dict[Tensor, Tensor] | None = None
-    """Whole gradients times offsets, if the gradients may have been clipped since."""
+    "Unclipped gradients times offsets, if the gradients may have been clipped since."
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class IVON(Tempered):
     # ------------------------------------------------------------ draws
     @torch.no_grad()
     def perturb(self) -> None:
-        """Put drawn weights in the place of the means, the same until the next step."""
+        """Replace the means by drawn weights, which stay the same until the next step."""
         for p in self._drawn(self._parameters()):
             if "mean" not in self.state[p]:
                 offset = self.offset(p)
@@ -107,14 +107,14 @@ class IVON(Tempered):
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the means back in the place of drawn weights."""
+        """Replace drawn weights by the means."""
         for p in self._parameters():
             mean = self.state[p].pop("mean", None)
             if mean is not None:
                 local(p).copy_(mean)
 
     def offset(self, parameter: Tensor) -> Tensor:
-        """The difference of drawn weights from their means, the same until the next step.
+        """Return the difference of drawn weights from their means, until the next step.
 
         Args:
             parameter: of this optimizer.
@@ -138,7 +138,7 @@ class IVON(Tempered):
                     self.state[p]["offset"] = offset
 
     def curvature(self, parameter: Tensor) -> Tensor:
-        """The estimate h of the curvature of the mean loss.
+        """Return the estimated curvature h of the mean loss.
 
         Args:
             parameter: of this optimizer.
@@ -151,7 +151,7 @@ class IVON(Tempered):
         return curvature
 
     def deviation(self, parameter: Tensor) -> Tensor:
-        """The standard deviations of a parameter under the posterior.
+        """Return the posterior standard deviations of a parameter.
 
         Args:
             parameter: of this optimizer.
@@ -160,10 +160,10 @@ class IVON(Tempered):
         return deviations_of(self.curvature(parameter), decay_of(group), temperature_of(group))
 
     def deviations(self, network: nn.Module) -> Params:
-        """The standard deviations of the weights of a network, by name, for `DiagonalGaussian`.
+        """Return the standard deviations of a network by name, for `DiagonalGaussian`.
 
         Args:
-            network: whose parameters this optimizer moves.
+            network: with parameters of this optimizer.
         """
         drawn = set(self._drawn(self._parameters()))
         return {n: self.deviation(p) for n, p in network.named_parameters() if p in drawn}
@@ -171,10 +171,10 @@ class IVON(Tempered):
     # ------------------------------------------------------------ steps
     @torch.no_grad()
     def observe(self) -> None:
-        """Take in whole gradients, before they are clipped for the next step.
+        """Read gradients before they are clipped for the next step.
 
-        The curvature is learned from them. The prior is added to them, so that data and prior are
-        clipped alike: else the means would be drawn to zero.
+        The curvature is learned from these gradients. The prior is added to them, so that data and
+        prior are clipped alike. Otherwise the means would be drawn to zero.
 
         >>> w = nn.Parameter(torch.ones(3))
         >>> optimizer = IVON([w], num_data=10, prior_precision=1.0)
@@ -198,7 +198,7 @@ class IVON(Tempered):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move the means and the curvature by gradients at drawn weights.
+        """Update means and curvature from gradients at drawn weights.
 
         Args:
             closure: computes the loss and its gradients anew.
@@ -232,14 +232,14 @@ class IVON(Tempered):
         with torch.enable_grad():
             loss = closure()
         if mixed and not self._zeroed:
-            raise RuntimeError(f"Some of the gradients are not of drawn weights: {_REMEDY}")
+            raise RuntimeError(f"Some of the gradients are not at drawn weights: {_REMEDY}")
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients.
+        """Reset the gradients.
 
         Args:
-            set_to_none: instead of setting them to zero.
+            set_to_none: whether to remove them instead of setting them to zero.
         """
         self._zeroed, self._observed = True, None
         super().zero_grad(set_to_none)
@@ -256,7 +256,7 @@ class IVON(Tempered):
         torch._foreach_addcdiv_(curvatures, changes, damped, value=rate**2 / 2)
 
     def _products(self, params: list[Tensor]) -> list[Tensor]:
-        """Gradients times offsets, of gradients as they were before clipping."""
+        """Return unclipped gradients times offsets."""
         if self._observed is not None:
             return [self._observed[p] for p in params]
         grads = [local(p.grad) for p in params if p.grad is not None]
@@ -289,5 +289,5 @@ class IVON(Tempered):
 
 
 def deviations_of(curvature: Tensor, decay: float, temperature: float) -> Tensor:
-    """Standard deviations of weights, all in units of the mean loss."""
+    """Return the standard deviations of weights, in units of the mean loss."""
     return ((curvature + decay) / temperature).rsqrt()

@@ -1,4 +1,4 @@
-"""The base of stochastic-gradient samplers: the target, and noise that replicas share."""
+"""The base of stochastic-gradient samplers: the target, and noise shared by replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Langevin"]
 
 
 class Tempered(Sampler):
-    r"""A torch optimizer that knows its target, and has noise that replicas share.
+    r"""A torch optimizer with a known target, and noise shared by replicas.
 
     .. math:: \exp\big(-(N \cdot \mathrm{loss}(\theta) + \tfrac{\lambda}{2} \|\theta\|^2) / T\big)
 
@@ -38,7 +38,7 @@ class Tempered(Sampler):
     ) -> None:
         if prior_precision is not None and weight_decay is not None:
             raise ValueError(
-                "`prior_precision` and `weight_decay` are the same thing, up to N: give only one."
+                "`prior_precision` and `weight_decay` are equivalent up to N: set only one."
             )
         self._scratch: dict[Any, Tensor] = {}
         super().__init__(
@@ -47,11 +47,11 @@ class Tempered(Sampler):
         )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without memory that is only used again."""
+        """Omit buffers that are only reused."""
         return {**super().__getstate__(), "_scratch": {}}
 
     def _noise(self, group: dict[str, Any], params: Sequence[Tensor], index: str) -> list[Tensor]:
-        """One draw for all tensors, cut into their shapes. Noise lasts until the next one."""
+        """Draw noise for all tensors at once, valid until the next draw."""
         values = [local(p) for p in params]
         first = values[0]
         seed, step, dtype = seed_of(group), group["step"], str(first.dtype)
@@ -61,7 +61,7 @@ class Tempered(Sampler):
         return cut(flat, values)
 
     def _memory(self, like: Tensor, size: int) -> Tensor:
-        """The same memory at every step: new pages would cost as much as the draw."""
+        """Reuse the same memory at every step, since new pages would cost as much as the draw."""
         memory = self._scratch.get((like.device, like.dtype))
         if memory is None or len(memory) < size:
             memory = self._scratch[like.device, like.dtype] = like.new_empty(size)
@@ -74,19 +74,19 @@ class Tempered(Sampler):
                 "modules of lightning_bnn fill it in."
             )
         if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
-            raise ValueError(f"{type(self).__name__} cannot take sparse gradients.")
+            raise ValueError(f"{type(self).__name__} does not support sparse gradients.")
         half = {p.dtype for p in group["params"]} & {torch.bfloat16, torch.float16}
         if half and group["step"] == 0:
             warnings.warn(
-                f"Small steps are rounded away in {half.pop()}: take a mixed precision.",
+                f"Small steps are lost to rounding in {half.pop()}: use a mixed precision.",
                 stacklevel=3,
             )
 
 
 class Langevin(Tempered):
-    r"""A torch optimizer whose parameters wander through a tempered posterior.
+    r"""A torch optimizer whose parameters move through a tempered posterior.
 
-    The loss is a mean over examples, as everywhere; N of them make the target
+    The loss is a mean over examples, and N of them define the target
 
     .. math:: \exp\big(-(N \cdot \mathrm{loss}(\theta) + \tfrac{\lambda}{2} \|\theta\|^2) / T\big)
 
@@ -97,12 +97,12 @@ class Langevin(Tempered):
     Args:
         params: parameters or parameter groups.
         lr: step size.
-        num_data: N; our modules fill it in.
+        num_data: N; set by our modules.
         temperature: T; 0 is plain optimization.
         prior_precision: :math:`\lambda` of a Gaussian prior.
         weight_decay: :math:`\lambda / N` instead.
-        seed: of the noise; by default torch's own, or 0 where there are several processes; our
-            modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 with several processes, and in our modules
+            theirs.
 
     >>> class GradientDescent(Langevin):
     ...     def update(self, group, params, values, grads, noise):
@@ -118,7 +118,7 @@ class Langevin(Tempered):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all groups.
+        """Take one step of all groups.
 
         Args:
             closure: computes the loss and its gradients anew.
@@ -150,32 +150,32 @@ class Langevin(Tempered):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """Move ``values`` in place.
+        """Update ``values`` in place.
 
         Args:
             group: rates and counters.
             params: keys of the state.
-            values: what moves, the local part of each parameter.
-            grads: gradients of the mean loss, to be left alone; the prior adds `decay_of` times the
-                values.
+            values: the local parts of all parameters.
+            grads: gradients of the mean loss, not to be changed; the prior adds `decay_of` times
+                the values.
             noise: standard normal numbers; None at temperature 0.
         """
 
 
 def temperature_of(group: dict[str, Any]) -> float:
-    """T / N, the temperature in units of the mean loss."""
+    """Return T / N, the temperature in units of the mean loss."""
     return group["temperature"] / group["num_data"]
 
 
 def decay_of(group: dict[str, Any]) -> float:
-    """Compute what the prior adds to the gradient of the mean loss, in units of the values."""
+    """Return the factor of the values that the prior adds to gradients of the mean loss."""
     if group["prior_precision"] is not None:
         return group["prior_precision"] / group["num_data"]
     return group["weight_decay"] or 0.0
 
 
 def alike(params: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters of one device, type and shard."""
+    """Group parameters by device, type and shard."""
     groups: dict[Any, list[Tensor]] = {}
     for p in params:
         groups.setdefault((p.device, p.dtype, _shard(p)), []).append(p)
@@ -187,7 +187,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def _shard(tensor: Tensor) -> tuple[int, ...]:
-    """Name the part of a sharded parameter: parts get noise of their own, copies do not."""
+    """Name the shard of a parameter: shards have different noise, copies do not."""
     if not isinstance(tensor, DTensor):
         return ()
     coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or []

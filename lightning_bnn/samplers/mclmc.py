@@ -36,39 +36,40 @@ from weightsym.params import (
 __all__ = ["MCLMC"]
 
 _SIZES_ONLY, _WITH_SPREAD = 0.8, 0.9
-"""Parts of the adaptation after which the spread of weights, and then a trace of them, is taken."""
+"Fractions of the adaptation after which the spread of weights, and then a trace, is recorded."
 _TRACED = 128
-"""How many weights the length of memory is chosen by."""
+"Number of weights that determine the length of memory."
 _LEAST_TRACE = 16
 
 
 class MCLMC(TunedSteps, EnergySampler):
-    r"""Chains of constant speed, whose direction the gradient bends and noise refreshes.
+    r"""Chains of constant speed, turned by the gradient and refreshed by noise.
 
     .. math:: dx = u \, dt, \quad du = (1 - u u^T) \Big(\frac{-\nabla U}{T (d - 1)} \, dt
         + \sqrt{\tfrac{2}{L d}} \, dW\Big)
 
-    No test corrects the error of the integrator: the law of the draws is off by as much as the
-    energy errors of the steps vary. The closure returns the energies :math:`U` of the chains, see
-    `EnergySampler`. In the first ``descent_steps`` transitions every chain descends by Adam to
-    where it starts; in the next ``adapt_steps`` each adapts its step size to the wanted variance,
-    and the length L of its memory to the time between independent draws. Neither gives draws of
-    the posterior. ``energy_variances`` says what was reached since: the adaptation trusts outliers
-    little, and may end above what was asked for.
+    No test corrects the error of the integrator: the distribution of the draws is off by as much as
+    the energy errors of the steps vary. The closure returns the energies :math:`U` of the chains,
+    see `EnergySampler`. During the first ``descent_steps`` transitions every chain descends by
+    Adam. During the next ``adapt_steps`` each adapts its step size to the requested variance, and
+    the length L of its memory to the time between independent draws. Neither phase gives draws of
+    the posterior. ``energy_variances`` has the variance reached since, which may exceed the
+    requested one, because the adaptation gives outliers little weight.
 
     Args:
         params: parameters.
-        step_size: where its adaptation starts.
-        steps: of the integrator in one transition; each takes two gradients.
-        energy_variance: wanted variance of the energy error of a step, over the number of weights.
-            At 5e-4 variances of a Gaussian of condition 100 are 1.3 % too small, at 1e-2 5.5 %.
-        length: after which directions are forgotten; by default the root of the number of weights
-            until the adaptation chooses it.
-        descent_steps: transitions of Adam first, with as many gradients as others have.
+        step_size: initial step size.
+        steps: number of integrator steps per transition, each with two gradients.
+        energy_variance: requested variance of the energy error of a step, over the number of
+            weights. At 5e-4 variances of a Gaussian of condition 100 are 1.3 % too small, at 1e-2
+            5.5 %.
+        length: length after which directions are forgotten; by default the square root of the
+            number of weights until the adaptation chooses it.
+        descent_steps: number of initial transitions of Adam, with as many gradients as others.
         descent_lr: its learning rate, which falls to zero as a cosine.
-        adapt_steps: how many transitions adapt step sizes and lengths.
+        adapt_steps: number of transitions that adapt step sizes and lengths.
         temperature: T.
-        seed: of directions, by default torch's own; our modules fill in theirs.
+        seed: of directions; by default torch's own, and in our modules theirs.
 
     References:
         | Microcanonical Hamiltonian Monte Carlo (Robnik et al., 2023), https://arxiv.org/abs/2212.08549
@@ -111,7 +112,7 @@ class MCLMC(TunedSteps, EnergySampler):
     # ------------------------------------------------------------ transitions
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]  # needs a closure, of tensors
-        """One transition of every chain.
+        """Take one transition of every chain.
 
         Args:
             closure: sets the gradients and returns the energies, ``(chains,)``.
@@ -126,7 +127,7 @@ class MCLMC(TunedSteps, EnergySampler):
         return energies
 
     def _descend(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
-        """Adam, each chain for itself."""
+        """Descend by Adam, each chain for itself."""
         x, each, state = self.rows(), 2 * group["steps"], self.state[self.moving()[0]]
         energies = torch.zeros(0)
         for k in range(group["step"] * each, (group["step"] + 1) * each):
@@ -140,7 +141,7 @@ class MCLMC(TunedSteps, EnergySampler):
         return energies
 
     def _sample(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
-        """Some steps of the dynamics. Who leaves the finite numbers stays, and turns around."""
+        """Take steps of the dynamics. A chain with a non-finite step stays, and turns around."""
         temperature, rows, state = group["temperature"], self.rows(), self.state[self.moving()[0]]
 
         def cooled(values: Tensor) -> Array:
@@ -175,7 +176,7 @@ class MCLMC(TunedSteps, EnergySampler):
 
     def _place(self, rows: Tensor, look: Callable[[Array], Any]) -> Place:
         if rows.shape[1] < 2:
-            raise ValueError("MCLMC needs at least two numbers in a chain, got one.")
+            raise ValueError("MCLMC needs chains of at least two entries, got one.")
         direction = self.state[self.moving()[0]].get("direction")
         if direction is None:
             direction = torch.empty_like(rows).normal_(
@@ -196,7 +197,7 @@ class MCLMC(TunedSteps, EnergySampler):
 
     # ------------------------------------------------------------ adaptation
     def _phase(self, ahead: int = 0) -> str:
-        """Name the phase of a transition: of this one, or of one that is some ahead."""
+        """Return the phase of this transition, or of a later one."""
         group = self.param_groups[0]
         after, adapting = group["step"] + ahead - group["descent_steps"], group["adapt_steps"]
         if after >= adapting:
@@ -207,7 +208,7 @@ class MCLMC(TunedSteps, EnergySampler):
     def _learn(
         self, phase: str, tuning: Tuning, errors: Array, x: Array, state: dict[str, Any]
     ) -> None:
-        """Learn from one step the size of the next, and the length of memory."""
+        """Adapt the size of the next step, and the length of memory, to one step."""
         if phase == "sampling":
             tuning.watch(errors)
         elif phase == "trace":
@@ -219,11 +220,11 @@ class MCLMC(TunedSteps, EnergySampler):
                 add_to_spread(state, self._stored(x))
 
     def _stored(self, array: Array) -> Tensor:
-        """An array as the state keeps it: loading makes everything of the type of parameters."""
+        """Convert an array for the state, whose type becomes that of parameters on loading."""
         return torch.as_tensor(array).to(self.moving()[0].dtype)
 
     def _conclude(self, tuning: Tuning, state: dict[str, Any]) -> None:
-        """Choose the length of memory where a phase ends that says something of it."""
+        """Choose the length of memory at the end of a phase with the data for it."""
         phase = self._phase()
         if phase == self._phase(1) or phase in ("sizes", "sampling"):
             return
@@ -239,7 +240,7 @@ class MCLMC(TunedSteps, EnergySampler):
 
 
 _B = 0.1931833275037836
-"""Of the splitting of second order whose error is least."""
+"Coefficient of the second-order splitting with the least error."
 
 
 class Place(NamedTuple):
@@ -258,10 +259,10 @@ class Place(NamedTuple):
     gradient: Array
 
     def where(self, chains: Array, rejected: Place) -> Place:
-        """These for some chains, the other's for the rest.
+        """Select these for some chains, and others for the rest.
 
         Args:
-            chains: which, ``(chains,)``.
+            chains: mask, ``(chains,)``.
             rejected: of the same chains.
         """
         pick, where = chains[:, None], library_of(chains).where
@@ -279,13 +280,13 @@ def integrate(
     look: Callable[[Array], tuple[Array, Array]],
     slope: Callable[[Array], Array],
 ) -> tuple[Place, Array]:
-    """One step of the minimal-norm integrator, which takes two gradients, and its energy error.
+    """Take one step of the minimal-norm integrator, and return its energy error.
 
     Args:
-        position: where the chains are.
+        position: of the chains.
         sizes: of the steps, ``(chains,)``.
-        look: energies and their gradients at given positions.
-        slope: the gradients alone.
+        look: returns energies and gradients at given positions.
+        slope: returns the gradients alone.
     """
     half = (sizes / 2)[:, None]
     direction, first = bend(position.direction, position.gradient, _B * sizes)
@@ -299,12 +300,12 @@ def integrate(
 
 
 def memory_length(trace: Tensor, sizes: Tensor) -> Tensor:
-    r"""Compute how far chains should go before they forget their direction.
+    r"""Estimate the distance after which chains should forget their direction.
 
-    That is :math:`0.4\,\epsilon` times the mean number of steps for an independent draw.
+    It is :math:`0.4\,\epsilon` times the mean number of steps per independent draw.
 
     Args:
-        trace: numbers after every step, ``(chains, steps, numbers)``.
+        trace: entries after every step, ``(chains, steps, numbers)``.
         sizes: of the steps, ``(chains,)``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Moves of chains to other networks of the same function, by the prior's law on their orbits."""
+"""Moves of chains to other networks of the same function, drawn from the prior on their orbits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from weightsym.params import Params, check_positive
 __all__ = ["OrbitMoves"]
 
 _SLICES = 3
-"""Draws in a row of every scale: after one, a scale still remembers where it was."""
+"Successive draws of every scale: after one, a scale still depends on its old value."
 
 
 class OrbitMoves:
-    r"""Draws of networks from the law of a Gaussian prior on their orbits, given their functions.
+    r"""Draws networks from a Gaussian prior restricted to their orbits.
 
-    The likelihood does not change along an orbit, so that these draws leave the posterior as it is.
+    The likelihood does not change along an orbit, so these draws leave the posterior invariant.
     Permutations and signs are uniform. The logarithm of a scale, given all others, has the density
 
     .. math:: p(\lambda) \propto \exp\Big(n \lambda
@@ -37,13 +37,13 @@ class OrbitMoves:
     slices.
 
     Args:
-        sym: what `discover` returned.
+        sym: result of `discover`.
         prior_std: standard deviation of the prior over all weights.
         movable: names of the tensors that may move; by default all that symmetries move.
 
     Attributes:
-        held: names of groups that are left alone: those of which a tensor may not move, and
-            scalings of which two units meet in one weight.
+        held: names of groups that are not moved: those with a fixed tensor, and scalings with two
+            units in one weight.
 
     References:
         | Slice Sampling (Neal, 2003)
@@ -75,12 +75,12 @@ class OrbitMoves:
 
     @torch.no_grad()
     def __call__(self, stack: Params, generator: torch.Generator | None = None) -> Params:
-        """Other networks with the functions of those of a stack."""
+        """Return other networks with the same functions as those of a stack."""
         to_copies = self.draw_copies(len(next(iter(stack.values()))), generator)
         return self.rescaled(to_copies(stack), generator)
 
     def draw_copies(self, members: int, generator: torch.Generator | None = None) -> Element:
-        """Draw permutations and signs for a stack of networks: they also move its momenta."""
+        """Draw permutations and signs for a stack of networks; they also act on its momenta."""
         orders = random_permutations(self.sym, generator, members)
         signs = random_signs(self.sym, generator, members)
         held_orders, held_signs = self._held
@@ -103,7 +103,7 @@ class OrbitMoves:
     def _logs(
         self, group: ScalingGroup, stack: Params, generator: torch.Generator | None
     ) -> Tensor:
-        """Logarithms of new scales of the units of a group, ``(members, units)``."""
+        """Draw logarithms of new scales of the units of a group, ``(members, units)``."""
         squares, counts = self._sums(group, stack)
         of_volume = sum(power * count for power, count in counts.items())
 
@@ -130,7 +130,7 @@ class OrbitMoves:
     def _sums(
         self, group: ScalingGroup, stack: Params
     ) -> tuple[Mapping[int, Tensor], Mapping[int, Tensor]]:
-        """By power, the squared weights of every unit, and how many there are."""
+        """Return by power the squared weights of every unit, and their number."""
         squares: dict[int, Tensor] = {}
         counts: dict[int, Tensor] = {}
         for placement in group.placements:
@@ -148,7 +148,7 @@ class OrbitMoves:
 
 
 def _is_separable(group: ScalingGroup, sym: Symmetries) -> bool:
-    """Tell whether no weight has factors of two units, or of one unit twice."""
+    """Check whether no weight has factors of two units, or of one unit twice."""
     tensors = [sym.axes[placement.axis].tensor for placement in group.placements]
     return len(set(tensors)) == len(tensors) and not any(p.meets_itself for p in group.placements)
 
@@ -160,7 +160,7 @@ def _slice(
     moves: Tensor,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One draw of the numbers that move by stepping out and shrinking, for laws with one mode."""
+    """Draw once by stepping out and shrinking, for unimodal densities."""
 
     def uniform() -> Tensor:
         return torch.rand(x.shape, generator=generator, dtype=x.dtype).to(x.device)

@@ -1,4 +1,4 @@
-"""The base of all samplers: their settings, and where their random numbers come from."""
+"""The base of all samplers: their settings, and the source of their random numbers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "energy_variance": check_positive,
     "length": partial(check_positive, optional=True),
 }
-"""Values that settings of several samplers may have, by name."""
+"Conditions on settings that several samplers share, by name."
 
 
 class Sampler(torch.optim.Optimizer):
-    """A torch optimizer with noise. It moves each number by itself, or each chain.
+    """A torch optimizer with noise that moves every entry, or every chain, separately.
 
-    Everything that changes while it runs lives in the parameter groups and the state, so that a
-    resumed run draws what the uninterrupted one would have drawn.
+    All changing state is in the parameter groups and the state, so that a resumed run draws the
+    same numbers as an uninterrupted one.
 
     Args:
         params: parameters or parameter groups.
@@ -59,7 +59,7 @@ class Sampler(torch.optim.Optimizer):
 
     @property
     def is_tuning(self) -> bool:
-        """Whether the last step still descended or adapted, so that it gave no draw."""
+        """Check whether the last step still descended or adapted, and gave no draw."""
         return any(
             group["step"] <= group.get("descent_steps", 0) + group["adapt_steps"]
             for group in self.param_groups
@@ -67,12 +67,12 @@ class Sampler(torch.optim.Optimizer):
         )
 
     def metrics(self) -> dict[str, Any]:
-        """Numbers that are worth logging after a step."""
+        """Metrics to log after a step."""
         return {}
 
 
 def seed_of(group: dict[str, Any]) -> int:
-    """The seed of a group. If none was given, torch's own; 0 where processes may have different."""
+    """Return the seed of a group, by default torch's own, or 0 if processes may differ."""
     if group["seed"] is None:
         alone = not (distributed.is_available() and distributed.is_initialized())
         group["seed"] = torch.initial_seed() if alone else 0
@@ -80,6 +80,6 @@ def seed_of(group: dict[str, Any]) -> int:
 
 
 def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Pieces of a vector, with the shapes of some tensors."""
+    """Split a vector into the shapes of some tensors."""
     pieces = flat.split([t.numel() for t in like])
     return [piece.view(t.shape) for piece, t in zip(pieces, like, strict=True)]

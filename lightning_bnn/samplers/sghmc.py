@@ -23,15 +23,15 @@ class SGHMC(Langevin):
 
     At T = 0 and a constant rate it is SGD with momentum. Positions are exact as the rate goes to
     zero: on a quadratic of curvature k their variance is :math:`T / (N k) / (1 - \eta k / (2 (1 +
-    \mu)))`. At first momenta are drawn from the law that a chain has at its next step, given where
-    it is,
+    \mu)))`. Initial momenta are drawn from their stationary distribution at the next step, given
+    the position,
 
     .. math:: v \leftarrow -\frac{\eta\, g}{1 + \mu} + \sqrt{\frac{2 \eta T}{(1 + \mu) N}}\; \xi,
         \quad \theta \leftarrow \theta + v
 
-    so that they change nothing. With little friction that is the half
-    kick at the start of a leapfrog; at T = 0 momenta begin at zero instead. What is stored is
-    :math:`v / \sqrt{\eta}`, so that schedules of the rate leave it alone.
+    so that they have no effect on the distribution. With little friction this is the half step at
+    the start of a leapfrog. At T = 0 momenta start at zero instead. The state stores :math:`v /
+    \sqrt{\eta}`, which schedules of the rate do not change.
 
     Args:
         params: parameters or parameter groups.
@@ -41,8 +41,8 @@ class SGHMC(Langevin):
         temperature: T.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        seed: of the noise; by default torch's own, or 0 where there are several processes; our
-            modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 with several processes, and in our modules
+            theirs.
 
     References:
         | Stochastic Gradient Hamiltonian Monte Carlo (Chen et al., 2014)
@@ -81,7 +81,7 @@ class SGHMC(Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step of momenta and positions, see the class."""
+        """Update momenta and positions, see the class."""
         new = ["velocity" not in self.state[p] for p in params]
         for p, value in compress(zip(params, values, strict=True), new):
             self.state[p]["velocity"] = torch.zeros_like(value)
@@ -93,13 +93,13 @@ class SGHMC(Langevin):
         torch._foreach_add_(values, velocities, alpha=math.sqrt(group["lr"]))
 
     def metrics(self) -> dict[str, Tensor]:
-        """Numbers that are worth logging, once there are momenta."""
+        """Metrics to log, once there are momenta."""
         return {"kinetic_temperature": self.kinetic_temperature()} if self.state else {}
 
     def kinetic_temperature(self) -> Tensor:
-        r"""Mean energy of the momenta, :math:`N (1 + \mu) v^2 / (2 \eta)`.
+        r"""Return the mean energy of the momenta, :math:`N (1 + \mu) v^2 / (2 \eta)`.
 
-        It is T when steps are small and gradients exact; the noise of minibatches heats.
+        It is T if steps are small and gradients exact; the noise of minibatches raises it.
         """
         energies, count = [], 0
         for group in self.param_groups:
@@ -120,7 +120,7 @@ def _accelerate(
     grads: list[Tensor],
     noise: list[Tensor],
 ) -> None:
-    """Friction, force and noise, in place. Velocities that are fresh are zero."""
+    """Apply friction, force and noise in place. New velocities are zero."""
     root, mu = math.sqrt(group["lr"]), group["momentum"]
     force, heat = 1.0, 1 - mu
     if fresh and noise:  # a momentum that a chain has had all along depends on where it is

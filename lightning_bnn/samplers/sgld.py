@@ -30,8 +30,8 @@ class SGLD(Langevin):
         temperature: T; 0 is SGD.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        seed: of the noise; by default torch's own, or 0 where there are several processes; our
-            modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 with several processes, and in our modules
+            theirs.
 
     References:
         | Bayesian Learning via Stochastic Gradient Langevin Dynamics (Welling and Teh, 2011)
@@ -65,7 +65,7 @@ class SGLD(Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step of the rule of the class."""
+        """Take one step of the rule of the class."""
         if decay_of(group):
             torch._foreach_mul_(values, 1 - group["lr"] * decay_of(group))
         torch._foreach_add_(values, grads, alpha=-group["lr"])
@@ -75,12 +75,12 @@ class SGLD(Langevin):
 
 
 class PreconditionedSGLD(Langevin):
-    r"""SGLD with rates that follow the size of the gradients, as RMSprop's do.
+    r"""SGLD with rates scaled by the size of the gradients, as in RMSprop.
 
     .. math:: V \leftarrow \alpha V + (1 - \alpha) g^2, \quad G = 1 / (\sqrt{V} + \epsilon), \quad
         \theta \leftarrow \theta - \eta\, G g + \sqrt{2 \eta T G / N}\; \xi
 
-    The term with the derivative of G is left out, as in the paper. Its bias vanishes as
+    The term with the derivative of G is omitted, as in the paper. Its bias vanishes as
     :math:`\alpha` goes to one: variances of a Gaussian are 20 to 30 % too large at 0.99, 5 % at
     0.999.
 
@@ -88,13 +88,13 @@ class PreconditionedSGLD(Langevin):
         params: parameters or parameter groups.
         lr: step size.
         num_data: number of training examples.
-        temperature: T; 0 is RMSprop, with a V that begins at the first squares.
+        temperature: T; 0 is RMSprop, with a V initialised by the first squares.
         prior_precision: of a Gaussian prior.
         weight_decay: ``prior_precision / num_data`` instead.
-        alpha: how slowly V changes.
+        alpha: decay rate of V.
         eps: smallest root of V.
-        seed: of the noise; by default torch's own, or 0 where there are several processes; our
-            modules fill in theirs.
+        seed: of the noise; by default torch's own, or 0 with several processes, and in our modules
+            theirs.
 
     References:
         | Preconditioned Stochastic Gradient Langevin Dynamics (Li et al., 2016)
@@ -135,7 +135,7 @@ class PreconditionedSGLD(Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step of the rule of the class."""
+        """Take one step of the rule of the class."""
         if decay_of(group):
             grads = list(torch._foreach_add(grads, values, alpha=decay_of(group)))
         squares = []

@@ -34,23 +34,22 @@ _RATE, _FLOOR, _NOISY = 0.01, 0.1, 0.01
 """Of the averages of gradients; of the least deviation, in units of the median of those that are
 larger than a part of the largest."""
 _DESCENT = 5e-3
-"""Rate of Adam at first."""
+"Initial rate of Adam."
 _QUIET = 0.5
-"""Part of the weights without noise, above which the user is warned."""
+"Fraction of the weights without noise above which the user is warned."
 _SCALES_AND_SIZES = 0.7
-"""Part of the adaptation in which scales are learned; in the rest the spread of weights is."""
+"Fraction of the adaptation in which scales are learned; the rest measures the spread of weights."
 
 
 class SMILE(TunedSteps, Langevin):
-    r"""Chains of constant speed, whose directions the gradients of minibatches bend.
+    r"""Chains of constant speed, turned by the gradients of minibatches.
 
     .. math:: dx = C u \, dt, \quad du = (1 - u u^T) \Big(\frac{-C \nabla U}{T (d - 1)} \, dt
         + \sqrt{\tfrac{2}{L d}} \, dW\Big), \quad C \propto 1 / \mathrm{std}(\nabla U)
 
-    Noise of the gradients that is the same in all directions does what dW does: it refreshes u and
-    leaves the target alone. If it is not the same, some directions are too wide and others too
-    narrow; the diagonal C makes it the same. After ``descent_steps`` of Adam, ``adapt_steps`` tune
-    every chain:
+    Isotropic noise of the gradients acts as dW: it refreshes u and leaves the target invariant.
+    Anisotropic noise makes some directions too wide and others too narrow, and the diagonal C makes
+    it isotropic. After ``descent_steps`` of Adam, ``adapt_steps`` tune every chain:
 
     - *C* comes from running averages of half the squared differences of successive gradients, which
       hold their noise and little of their change. Deviations below a tenth of their median count as
@@ -59,32 +58,35 @@ class SMILE(TunedSteps, Langevin):
       after a step give, and of the trapezoid rule between. Their mean square over d becomes
       ``energy_variance``, which also keeps small by what angle the noise of a gradient turns u.
 
-    From the paper are the dynamics, what noise does to them, a C that makes it isotropic, and step
-    sizes that follow energy errors. Ours are steps of one gradient by leapfrog (theirs take two, of
-    the same minibatch), the differences (theirs are deviations from a running mean), an absolute
-    goal (theirs compares each error with those before, and undoes outliers), tuning that ends, and
-    the refreshment dW (on networks, theirs is the noise alone), without which exact gradients would
-    not do. What is said of theirs is from the abstract of the paper and the code of its authors.
+    The dynamics, the effect of noise on them, a C that makes noise isotropic, and step sizes from
+    energy errors are from the paper. Steps of one gradient by leapfrog (theirs take two, of the
+    same minibatch), the differences (theirs are deviations from a running mean), an absolute target
+    (theirs compares each error with earlier ones, and undoes outliers), tuning that ends, and the
+    refreshment dW are ours. On networks theirs is refreshed by gradient noise alone, which exact
+    gradients do not have. The description of theirs is from the abstract of the paper and the code
+    of its authors.
 
-    Parameters of a group that have one type and device share one u: d is how many numbers they
-    have. With ``"stacked": True`` in a group the first dimension counts chains, as our modules say;
-    otherwise all its parameters are one. ``"precondition": False`` is without C: biases remain.
-    ``is_tuning`` says whether steps give no draws of the posterior yet. At T = 0 it descends with
-    steps of equal length.
+    Parameters of a group with one type and device share one u, and d is their number of entries.
+    With ``"stacked": True`` in a group the first dimension counts chains, as our modules set it;
+    otherwise all its parameters form one chain. ``"precondition": False`` disables C, so that
+    biases remain. ``is_tuning`` is true while steps give no draws of the posterior. At T = 0 it
+    descends with steps of equal length.
 
     Args:
         params: parameters or parameter groups.
         lr: length of a step, by the root of the mean square over directions; the adaptation starts
-            from it, and schedules of it scale what was found.
+            from it, and schedules of it scale the result.
         num_data: number of training examples.
         temperature: T.
         prior_precision: of a Gaussian prior.
-        energy_variance: wanted mean square of the energy error of a step, over d.
-        length: L; by default the root of d, until the adaptation has seen the spread of the chain.
-        descent_steps: steps of Adam first, whose rate falls to zero as a cosine.
-        adapt_steps: how many steps tune; with 0 steps have the length ``lr``, and C is one.
-        seed: of the noise; by default torch's own, or 0 where there are several processes; our
-            modules fill in theirs.
+        energy_variance: requested mean square of the energy error of a step, over d.
+        length: L; by default the square root of d, until the adaptation knows the spread of the
+            chain.
+        descent_steps: number of initial steps of Adam, whose rate falls to zero as a cosine.
+        adapt_steps: number of steps that tune; with 0 all steps have the length ``lr``, and C is
+            one.
+        seed: of the noise; by default torch's own, or 0 with several processes, and in our modules
+            theirs.
 
     References:
         | Can Microcanonical Langevin Dynamics Leverage Mini-Batch Gradient Noise?
@@ -124,7 +126,7 @@ class SMILE(TunedSteps, Langevin):
     # ------------------------------------------------------------ what is known of the steps
     @property
     def step_sizes(self) -> Tensor:
-        """Length of the next step of every chain, nothing before the first one."""
+        """Length of the next step of every chain, None before the first one."""
         sizes = [g["lr"] * rows[0] for g in self.param_groups for rows in g["tuning"].values()]
         return torch.cat(sizes) if sizes else torch.tensor([])
 
@@ -137,19 +139,19 @@ class SMILE(TunedSteps, Langevin):
         grads: list[Tensor],
         noise: list[Tensor] | None,
     ) -> None:
-        """One step of all chains, see the class."""
+        """Take one step of all chains, see the class."""
 
         def rows_of(tensors: Sequence[Tensor]) -> Tensor:
             return as_rows(tensors if group["stacked"] else [t[None] for t in tensors])
 
         state, rows = self.state[params[0]], rows_of(values)
         if rows.shape[1] < 2:
-            raise ValueError("SMILE needs at least two numbers in a chain, got one.")
+            raise ValueError("SMILE needs chains of at least two entries, got one.")
         previous = state.get("direction", state.get("mean", rows))
         if previous.shape != rows.shape or any(self.state.get(p) for p in params[1:]):
             raise ValueError(
-                "SMILE moves all parameters of a chain together: those that have gradients must be "
-                "the same at every step."
+                "SMILE moves all parameters of a chain together: the same ones must have "
+                "gradients at every step."
             )
         grad = rows_of(grads).add_(rows, alpha=decay_of(group))
         if group["step"] < group["descent_steps"]:
@@ -182,9 +184,9 @@ class SMILE(TunedSteps, Langevin):
         gradient: Array,
         noise: Tensor,
     ) -> Tensor:
-        """End the steps that are under way, learn from them, and begin the next.
+        """Finish the current steps, adapt to them, and begin the next.
 
-        A chain whose gradient is not finite goes back, turns around, and waits for another one.
+        A chain with a non-finite gradient goes back, turns around, and waits for the next one.
         """
         fresh, x, xi = "direction" not in state, as_array(rows), as_array(noise)
         tuning, pending, taken = self._tuning(group, index, rows)
@@ -209,7 +211,7 @@ class SMILE(TunedSteps, Langevin):
         return torch.as_tensor(x + sizes[:, None] * scales * direction)
 
     def _tuning(self, group: dict[str, Any], index: str, like: Tensor) -> tuple[Any, Array, Array]:
-        """The tuning, and of the steps under way: energy errors, if they are known, and lengths."""
+        """Return the tuning, and the energy errors and lengths of the current steps."""
         if index in group["tuning"]:
             stored = group["tuning"][index].to(like.device)
             return Tuning.from_rows(stored[:-2]), *as_array(stored[-2:])
@@ -219,7 +221,7 @@ class SMILE(TunedSteps, Langevin):
 
     # ------------------------------------------------------------ tuning
     def _phase(self, group: dict[str, Any], ahead: int = 0) -> str:
-        """Name the phase of a step: of this one, or of one that is some ahead."""
+        """Return the phase of this step, or of a later one."""
         after, steps = group["step"] + ahead - group["descent_steps"], group["adapt_steps"]
         if after >= steps:
             return "sampling"
@@ -234,7 +236,7 @@ class SMILE(TunedSteps, Langevin):
         gradient: Tensor,
         rows: Tensor,
     ) -> None:
-        """Learn from a step the size of the next, and scales or the length of memory."""
+        """Adapt the size of the next step, and scales or the length of memory, to a step."""
         phase = self._phase(group)
         if phase == "sampling":
             tuning.watch(errors)
@@ -256,9 +258,9 @@ class SMILE(TunedSteps, Langevin):
 def _arrive(
     direction: Array, force: Array, pending: Array, taken: Array, unknown: float
 ) -> tuple[Array, Array]:
-    """Directions after the half kick that ends a step, and squares of its energy errors over d.
+    """Return directions after the half kick that ends a step, and squared energy errors over d.
 
-    They are NaN, and the directions turned around, where the force is not finite.
+    Where the force is not finite, errors are NaN and directions are reversed.
     """
     library = library_of(force)
     turned, gain = bend(direction, force, taken / 2)
@@ -269,13 +271,13 @@ def _arrive(
 
 
 def _depart(direction: Array, force: Array, sizes: Array) -> tuple[Array, Array]:
-    """Directions after the half kick that begins a step, and the half of its energy error."""
+    """Return directions after the half kick that begins a step, and half of its energy error."""
     direction, gain = bend(direction, force, sizes / 2)
     return direction, gain + sizes / 2 * (force * direction).sum(1)
 
 
 def _add_to_scales(state: dict[str, Any], gradient: Tensor, rate: float, is_last: bool) -> None:
-    """Take the change of gradients into account. What scales rest on is forgotten at the end."""
+    """Add a change of gradients to the scales, whose statistics are dropped at the end."""
     if "last" in state:
         squares = (gradient - state["last"]).square() / 2
         state.setdefault("square", squares).lerp_(squares, rate)
@@ -289,27 +291,27 @@ def _add_to_scales(state: dict[str, Any], gradient: Tensor, rate: float, is_last
 
 
 def _warn_of_silence(scales: Tensor) -> None:
-    """Say if most weights have no noise that could be made as large as that of the others."""
+    """Warn if most weights have too little noise to be scaled."""
     largest, differ = scales.amax(1, keepdim=True), scales.amin(1) < scales.amax(1)
     share = float(((scales == largest).double().mean(1) * differ).max())
     if share > _QUIET:
         warnings.warn(
             f"SMILE: gradients of {100 * share:.0f} % of the weights have hardly any noise "
-            "(inputs that are zero?), so that the law of the others is too wide: compare with HMC "
-            "or SGHMC.",
+            "(inputs that are zero?), so the distribution of the others is too wide: "
+            "compare with HMC or SGHMC.",
             stacklevel=2,
         )
 
 
 def _scales_of(state: dict[str, Any]) -> Array:
-    """C of every chain; one as long as nothing is known."""
+    """Return C of every chain, or one until it is known."""
     return as_array(state["scales"]) if "scales" in state else 1.0
 
 
 def _inverse(std: Tensor) -> Tensor:
-    """Scales with a mean square of one, which make deviations equal that are not very small.
+    """Return scales with a mean square of one that equalise deviations, except very small ones.
 
-    Weights with hardly any noise, such as those of inputs that are zero, do not count for the
+    Weights with hardly any noise, such as those of inputs that are zero, are excluded from the
     median.
     """
     noisy = torch.where(std > _NOISY * std.amax(1, keepdim=True), std, math.nan)

@@ -207,5 +207,5 @@ test_errors = refuses(
     (lambda: M.quantile_calibration_floor(0), "`examples` must be at least 1"),
     (lambda: M.CRPS(0), "`samples` must be at least 1"),
     (lambda: M.energy_distance(MEANS, STDS, MEANS[:, :2], STDS[:, :2]), "of the same numbers"),
-    (other_columns, "must have 2 columns as before"),
+    (other_columns, "must have 2 columns as in earlier"),
 )  # fmt: skip

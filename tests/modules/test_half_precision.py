@@ -119,7 +119,7 @@ def test_modules_learn_the_same_in_half_precision(name, single):
 
 @pytest.mark.parametrize("name", [*sorted(WARNED.intersection(OF_EACH_CLASS)), "sgld"])
 def test_modules_that_hardly_learn_in_half_precision_say_so(name, single):
-    with pytest.warns(UserWarning, match="take a mixed precision"):
+    with pytest.warns(UserWarning, match="use a mixed precision"):
         found = loss(name, "bf16-true")
     assert found < 1.05
     assert name != "sgld" or found > single(name) + 0.1

@@ -223,5 +223,5 @@ def test_gradients_that_come_later_are_refused(late, descent):
     params[1 - late].grad = torch.ones_like(params[1 - late])
     sampler.step()
     params[late].grad = torch.ones_like(params[late])
-    with pytest.raises(ValueError, match="must be the same at every step"):
+    with pytest.raises(ValueError, match="must have gradients at every step"):
         sampler.step()
