@@ -383,7 +383,7 @@ def test_networks_that_embed_take_whole_numbers(members):
 
 
 # ------------------------------------------------------------ modules that were not fitted
-GIVEN_AS_IT_IS = {"map", "dropout"}
+GIVEN_AS_IT_IS = {"map", "dropout", "tfb"}
 """One network, which the user may have trained."""
 
 
