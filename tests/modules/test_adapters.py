@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_bnn.callbacks import PosteriorDoctor
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.modules import IVON, MFVI, SWAG, DeepEnsemble, Laplace
+from lightning_bnn.modules import IVON, MFVI, SWAG, TFB, DeepEnsemble, Laplace
 
 WIDTH = 64
 CASES = {
@@ -22,6 +22,7 @@ CASES = {
     IVON: {"optimizer": ivon},
     SWAG: {"optimizer": adam, "start": 0},
     Laplace: {"optimizer": adam, "structure": "diag"},
+    TFB: {"optimizer": adam},
 }
 
 
