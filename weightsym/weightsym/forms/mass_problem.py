@@ -12,7 +12,7 @@ several scales, whose integer powers are the rows of C.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -35,11 +35,44 @@ _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 
 
 class Matrix(NamedTuple):
-    """Terms ``(members, blocks, rows, columns)``, and the factors of their rows and columns."""
+    """Terms ``(members, blocks, rows, columns)``, and the factors of their rows and columns.
 
-    terms: Tensor
+    Attributes:
+        given: the terms at log scales of zero.
+        rows: the factors of the rows, ``(blocks, rows)``.
+        columns: the factors of the columns.
+        left: what the scales make of every row, ``(members, blocks, rows)``; None for ones.
+        right: what they make of every column.
+    """
+
+    given: Tensor
     rows: Tensor
     columns: Tensor
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    @property
+    def terms(self) -> Tensor:
+        """The terms where they are now, written out."""
+        if self.left is None or self.right is None:
+            return self.given
+        return self.given * (self.left[..., None] * self.right[..., None, :])
+
+    def times(self, columns: Tensor | None = None) -> Tensor:
+        """The sums of rows, weighed by numbers of the columns."""
+        if columns is None or self.right is None:
+            columns = self.right if columns is None else columns
+        else:
+            columns = columns * self.right
+        if columns is None:
+            return self.given.sum(-1)
+        sums = (self.given @ columns[..., None])[..., 0]
+        return sums if self.left is None else sums * self.left
+
+    def transposed_times(self, rows: Tensor | None = None) -> Tensor:
+        """The sums of columns, weighed by numbers of the rows."""
+        mirrored = Matrix(self.given.mT, self.columns, self.rows, self.right, self.left)
+        return mirrored.times(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,26 +118,26 @@ class Posynomial:
     def moved(self, u: Tensor) -> Posynomial:
         """The terms as they are where factors of log scales u multiply these."""
         factors = (2 * self.logs(u)).exp()
-        return self._times(factors, lambda rows, columns: rows * columns)
+        matrices = tuple(
+            m._replace(left=rows, right=columns) for m, rows, columns in self._at_ends(factors)
+        )
+        return replace(self, single=self.single * factors, matrices=matrices)
 
     def without(self, direction: Tensor) -> Posynomial:
         """The terms that do not fall along a direction, in which terms fall by one at least."""
         logs = self.logs(direction)
-        return replace(
-            self._times(logs, lambda rows, columns: rows + columns > -0.5),
-            single=self.single * (logs > -0.5),
-        )
-
-    def _times(self, table: Tensor, both: Callable[[Tensor, Tensor], Tensor]) -> Posynomial:
         matrices = tuple(
-            m._replace(terms=m.terms * both(rows[..., None], columns[..., None, :]))
-            for m, rows, columns in self._at_ends(table)
+            m._replace(given=m.given * (rows[..., None] + columns[..., None, :] > -0.5))
+            for m, rows, columns in self._at_ends(logs)
         )
-        return replace(self, single=self.single * table, matrices=matrices)
+        return replace(self, single=self.single * (logs > -0.5), matrices=matrices)
 
     def members(self, chosen: Tensor) -> Posynomial:
         """The terms of some members of a stack."""
-        matrices = tuple(m._replace(terms=m.terms[chosen]) for m in self.matrices)
+        matrices = tuple(
+            Matrix(m.given[chosen], m.rows, m.columns, *(_rows(t, chosen) for t in m[3:]))
+            for m in self.matrices
+        )
         return replace(self, single=self.single[chosen], matrices=matrices)
 
     @cached_property
@@ -117,20 +150,22 @@ class Posynomial:
     @cached_property
     def total(self) -> Tensor:
         """For every factor the sum of the terms that it is in."""
-        sums = [(m.terms.sum(-1), m.terms.sum(-2)) for m in self.matrices]
-        return self._scattered(self.single, sums)
+        sums = zip(self._row_sums, (m.transposed_times() for m in self.matrices), strict=True)
+        return self._scattered(self.single, list(sums))
+
+    @cached_property
+    def _row_sums(self) -> list[Tensor]:
+        return [m.times() for m in self.matrices]
 
     @cached_property
     def value(self) -> Tensor:
         """The sum of all terms, for every member."""
-        return torch.stack(
-            [self.single.sum(-1), *(m.terms.sum((1, 2, 3)) for m in self.matrices)]
-        ).sum(0)
+        return torch.cat([self.single, *(sums.flatten(1) for sums in self._row_sums)], 1).sum(1)
 
     @property
     def support(self) -> Posynomial:
         """One for every term that is there, so that their sum counts them."""
-        matrices = tuple(m._replace(terms=(m.terms > 0).double()) for m in self.matrices)
+        matrices = tuple(Matrix((m.given > 0).double(), *m[1:3]) for m in self.matrices)
         return replace(self, single=(self.single > 0).double(), matrices=matrices)
 
     @cached_property
@@ -154,7 +189,7 @@ class Posynomial:
     def _partners(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The sums over the other side of every matrix, for its rows and its columns."""
         return [
-            ((m.terms @ columns[..., None])[..., 0], (rows[..., None, :] @ m.terms)[..., 0, :])
+            (m.times(columns), m.transposed_times(rows))
             for m, rows, columns in self._at_ends(table)
         ]
 
@@ -216,6 +251,10 @@ class Posynomial:
         for scale, power in zip(scales, powers, strict=True):
             pairs = [(a[..., None] * n + scale[b][:, None], power[b]) for a, b in ends]
             yield torch.arange(shape[1], device=rows.device) * n + scale, power, pairs
+
+
+def _rows(values: Tensor | None, chosen: Tensor) -> Tensor | None:
+    return None if values is None else values[chosen]
 
 
 # ------------------------------------------------------------ from a network
@@ -283,8 +322,8 @@ def _beside(matrices: Sequence[Matrix]) -> Matrix:
     """Matrices of one shape as the blocks of one."""
     if len(matrices) == 1:
         return matrices[0]
-    terms, rows, columns = zip(*matrices, strict=True)
-    return Matrix(torch.cat(terms, 1), torch.cat(rows), torch.cat(columns))
+    given, rows, columns = zip(*(m[:3] for m in matrices), strict=True)
+    return Matrix(torch.cat(given, 1), torch.cat(rows), torch.cat(columns))
 
 
 def _squares(w: Tensor, recipe: Recipe) -> Tensor:
