@@ -1,4 +1,4 @@
-"""Every private Lightning name this package touches, each with a test that fails when it goes."""
+"""Every private name of Lightning in this package, each with a test of its existence."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SHARDING = {
 
 
 def should_log(trainer: Any) -> bool:
-    """Tell whether ``log`` will reach the logger at this step (``log_every_n_steps``)."""
+    """Check whether ``log`` will reach the logger at this step (``log_every_n_steps``)."""
     return bool(trainer._logger_connector.should_update_logs)
 
 
 def log(module: Any, name: str, value: Any, **settings: Any) -> None:
-    """Log a number as `module.log` does, but let Lightning check its settings only once.
+    """Log a number as `module.log` does, with Lightning's checks of its settings only once.
 
-    Its checks and copies take longer than a step of a small network.
+    Checks and copies take longer than a step of a small network.
 
     Args:
         module: a LightningModule in a hook of a fit.
-        name: of the number, which this hook always logs with the same settings.
+        name: of the number, always logged with the same settings by this hook.
         value: a number, or a tensor of one.
         **settings: of `LightningModule.log`.
     """
@@ -48,15 +48,15 @@ def log(module: Any, name: str, value: Any, **settings: Any) -> None:
 
 
 def figure_step(trainer: Any) -> int:
-    """Return the step under which ``log`` files its scalars, which is not ``global_step``."""
+    """Return the step under which ``log`` stores its scalars, which is not ``global_step``."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def cuts_epoch(checkpoint: Any) -> bool:
-    """Tell whether a checkpoint was written in the last batch of an epoch.
+    """Check whether a checkpoint was written in the last batch of an epoch.
 
-    Lightning goes on from it without the end of that epoch, and repeats batches of the next one if
-    the run is interrupted again.
+    Lightning continues from it without the end of that epoch, and repeats batches of the next one
+    if the run is interrupted again.
     """
     progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress", {})
     count = progress.get("total", {})
@@ -65,14 +65,14 @@ def cuts_epoch(checkpoint: Any) -> bool:
 
 
 def complete_last_batch(checkpoint: Any) -> None:
-    """Count the last batch as done, so that the run stands before `end_restored_epoch`."""
+    """Count the last batch as done, before a call of `end_restored_epoch`."""
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for name in ("total", "current"):
         progress[name]["completed"] += 1
 
 
 def end_restored_epoch(trainer: Any) -> None:
-    """Validate if it is time, and call the hooks at the end of the epoch that was restored."""
+    """Validate if it is time, and call the hooks at the end of the restored epoch."""
     loop = trainer.fit_loop
     if loop.restarted_mid_epoch:
         loop.restarting = loop.epoch_loop.restarting = False  # the first alone fails with max_steps
@@ -82,31 +82,31 @@ def end_restored_epoch(trainer: Any) -> None:
 
 
 def made_by_cli() -> bool:
-    """Tell whether LightningCLI builds a module just now, and so knows all arguments as YAML."""
+    """Check whether LightningCLI is building a module, and so knows all arguments as YAML."""
     from lightning.pytorch.core.mixins import hparams_mixin
 
     return hparams_mixin._given_hyperparameters.get() is not None
 
 
 def tests_datamodule(trainer: Any) -> bool:
-    """Tell whether the loaders of a test are those of the trainer's datamodule, not given apart."""
+    """Check whether the loaders of a test are those of the trainer's datamodule."""
     source = trainer.test_loop._data_source.instance
     return source is not None and source is trainer.datamodule
 
 
 def in_one_column(trainer: Any) -> None:
-    """Print numbers of all loaders once at the end of a test, and not below every loader."""
+    """Print the numbers of all loaders once at the end of a test, not below every loader."""
     outputs = trainer._active_loop._logged_outputs
     outputs[:] = [logged for logged in outputs if logged] or outputs[:1]
 
 
 def trainer_of(module: Any) -> Any:
-    """Return the trainer that a LightningModule is with, if any."""
+    """Return the trainer of a LightningModule, if any."""
     return module._trainer
 
 
 def sharding(trainer: Any) -> str | None:
-    """Name what leaves every process with a piece of the weights, or None if they are whole.
+    """Name the strategy that shards the weights, or None if they are whole.
 
     >>> from lightning import Trainer
     >>> off = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}

@@ -1,4 +1,4 @@
-"""Folders for others: tensors as safetensors, all else as JSON, each file with its SHA-256."""
+"""Folders for exchange: tensors as safetensors, everything else as JSON, with SHA-256."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from weightsym.files import read_file, read_json, save_tensors, write_whole
 from weightsym.params import Params
 
 INDEX, TENSORS = "contents.json", "tensors-[0-9][0-9][0-9][0-9][0-9].safetensors"
-"""All files of a bundle; nothing else in its folder is read."""
+"Names of all files of a bundle; nothing else in its folder is read."
 _FORMAT = 1
 DAMAGES = LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError
-"""The errors by which the content of a bundle shows that nobody has written it."""
+"Errors that the content of a damaged bundle can raise."
 _UNFINISHED = ".unfinished"
-"""A file that is there while a bundle is written."""
+"Name of a file that marks a bundle being written."
 
 
 class Damaged(ValueError):
-    """A bundle is not as it was written."""
+    """A bundle differs from its hashes or format."""
 
 
 def write_bundle(
@@ -33,12 +33,12 @@ def write_bundle(
     parts: Iterable[Params],
     texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors and plain data to a folder where no other bundle is, as a whole or not at all.
+    """Write tensors and plain data to a folder without a bundle, completely or not at all.
 
-    The index comes last. What a process has left that was killed before that is written anew.
+    The index is written last. The remains of a killed process are overwritten.
 
     Args:
-        folder: it is made.
+        folder: created if needed.
         content: plain data, with the ``kind`` of the bundle.
         parts: tensors for one file each, one in memory at a time.
         texts: further files, by name.
@@ -47,10 +47,10 @@ def write_bundle(
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{root} is not a folder, nor can it be made: choose another.") from None
+        raise ValueError(f"{root} is not a folder and cannot be created: choose another.") from None
     marker, is_full = root / _UNFINISHED, any(root.glob(TENSORS))
     if os.path.lexists(root / INDEX) or (is_full and not os.path.lexists(marker)):
-        raise ValueError(f"{root} holds a posterior or a bank already: choose another folder.")
+        raise ValueError(f"{root} already holds a posterior or a bank: choose another folder.")
     try:
         _write(root, marker, content, parts, texts or {})
     except BaseException:
@@ -84,10 +84,10 @@ def _write(
 
 
 def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterator[Params]]:
-    """Read the plain data of a bundle, with its ``folder``, and its tensors file by file.
+    """Read the plain data of a bundle with its ``folder``, and its tensors file by file.
 
     Args:
-        folder: of files that must be its own, and as they were written.
+        folder: with regular files that match their hashes.
     """
     path = Path(folder) / INDEX
     if not path.is_file():
@@ -98,16 +98,16 @@ def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterato
         raise Damaged(str(error)) from None
     if content.get("format") != _FORMAT:
         found = repr(content.get("format"))[:80]
-        raise ValueError(f"{path} has format {found}, this version reads {_FORMAT}.")
+        raise ValueError(f"{path} has format {found}, but this version reads {_FORMAT}.")
     files = content.get("files")
     if not isinstance(files, dict) or list(files) != [
         f"tensors-{k:05d}.safetensors" for k in range(len(files))
     ]:
-        raise ValueError(f"{path} names files that are not its own: only {TENSORS} are read.")
+        raise ValueError(f"{path} names files outside the bundle: only {TENSORS} are read.")
     for name, digest in files.items():
         file = path.with_name(name)
         if not file.is_file() or _sha256(file) != digest:
-            raise Damaged(f"{file} is missing or not as it was written: get it again.")
+            raise Damaged(f"{file} is missing or differs from its hash: download it again.")
     content |= {"kind": str(content.get("kind"))[:80], "folder": str(folder)}
     return content, map(_tensors, map(path.with_name, files))
 

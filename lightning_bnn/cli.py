@@ -1,4 +1,4 @@
-"""The console script: one table of commands, each imported when it is called."""
+"""The console script: a table of commands, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from weightsym import Script, described, imported
 
 CORE = Script.commands
 COMMANDS = {
-    "demo": "start here: a reference and seven posteriors on the digits, and one page about them",
-    "presets": "list the configurations that come with the package, or copy one",
+    "demo": "start here: compare seven posteriors with references on digits, in one report",
+    "presets": "list the configurations of the package, or print one",
     "population": "train thousands of independent networks into one bank, on one machine or many",
-    "bank": "show what is in a bank of networks, import into it, export from it",
+    "bank": "show a bank of networks, import networks into it, or export them",
     "compare": "measure posteriors against a reference, in weights and in predictions",
     "calibrate": "calibrate the predictions of any posterior, and make prediction sets",
-    "doctor": "say whether a posterior (run, bank, folder) is any good, and what is wrong with it",
-    "references": "show how good the sampled posteriors are, computed from their draws",
-    "fidelity": "score posteriors by their distance to one that was sampled, closest first",
+    "doctor": "diagnose a posterior (run, bank, folder): faults, reasons and remedies",
+    "references": "show diagnostics of the sampled posteriors, computed from their draws",
+    "fidelity": "score posteriors by their distance to a sampled one, closest first",
     **CORE,
 }
 """Commands, whose functions live in ``commands/<name>.py`` here or in `weightsym`."""
 TRAINING = {
-    "fit": "train a posterior over the weights of a network, as a YAML file says",
-    "validate": "judge a posterior on the validation data",
-    "test": "judge a posterior on the test data, and on data that are out of distribution",
+    "fit": "train a posterior over the weights of a network, as configured in YAML",
+    "validate": "evaluate a posterior on the validation data",
+    "test": "evaluate a posterior on the test data, and on out-of-distribution data",
     "predict": "predict with a posterior, and write the predictions to a file",
 }
 """The commands of LightningCLI."""
@@ -32,7 +32,7 @@ EVERY = {**TRAINING, **COMMANDS}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command, and end mistakes of the user in one sentence and exit code 2."""
+    """Run one command. A mistake of the user ends it with one sentence and exit code 2."""
     Commands().main(args)
 
 
@@ -65,7 +65,7 @@ class Commands(Script):
 
 
 def _check_configs(args: Sequence[str]) -> None:
-    """Refuse a configuration that cannot be read, before anything heavy is imported."""
+    """Refuse an unreadable configuration before the heavy imports."""
     settings = imported("weightsym.files")
     for name in settings.named_configs(args):
         if not os.path.exists(name):

@@ -1,7 +1,7 @@
-"""Clusters that run jobs: this process, a Ray cluster, a Slurm cluster.
+"""Execution of jobs in this process, on a Ray cluster, or on a Slurm cluster.
 
-Nothing is known here of what a job does. A job leaves its result on a disk that all machines see,
-and does nothing where its result is already there, so that it may be tried again.
+This file knows nothing of the jobs. A job writes its result to a disk that all machines see, and
+does nothing if the result exists, so that it can be retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_bnn.extras import needed
 __all__ = ["CLUSTERS", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 
 Task = Callable[[Any, Callable[[], None]], None]
-"""Does a job, and calls the function that it is given now and then."""
+"Does a job, and calls a given function periodically."
 
 _RETRIES = 3
 _POLL = 0.5
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """A task, the jobs to do it for, and how.
+    """A task, its jobs, and settings of their execution.
 
     Attributes:
         task: does a job.
-        jobs: what the task is given, one after the other.
-        watch: is called now and then.
-        workers: how many jobs run side by side.
-        folder: where a cluster puts its files.
+        jobs: arguments of the task, one after the other.
+        watch: called periodically.
+        workers: number of concurrent jobs.
+        folder: for files of the cluster.
         options: of the cluster.
 
     >>> work = Work(print, [1, 2, 3], lambda: None, workers=2, folder=Path("runs"), options={})
@@ -57,7 +57,7 @@ class Work:
 
 
 def run_here(work: Work) -> None:
-    """One job after the other, in this process. There are no options.
+    """Run jobs one after the other in this process. There are no options.
 
     >>> done = []
     >>> def task(job, watch):
@@ -67,17 +67,17 @@ def run_here(work: Work) -> None:
     [1, 4, 9]
     """
     if work.workers != 1 or work.options:
-        raise ValueError("`workers` and `options` are for `cluster` ray and slurm.")
+        raise ValueError("`workers` and `options` require `cluster` ray or slurm.")
     for job in work.jobs:
         work.task(job, work.watch)
         work.watch()
 
 
 def run_on_ray(work: Work) -> None:
-    """On a Ray cluster, each job as one remote task. Those whose worker dies are tried again.
+    """Run jobs on a Ray cluster, each as a remote task, with retries if a worker dies.
 
-    Options are ``address`` of a cluster that is running (``auto`` finds it; without it one is
-    started here), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
+    Options are ``address`` of a running cluster (``auto`` finds it; without it one is started on
+    this machine), and those of a Ray task, such as ``num_cpus`` and ``num_gpus``.
     """
     with needed("`cluster='ray'`"):
         import ray
@@ -103,10 +103,10 @@ def run_on_ray(work: Work) -> None:
 
 
 def run_on_slurm(work: Work) -> None:
-    """On a Slurm cluster, as an array of jobs. Those that fail are submitted again.
+    """Run jobs on a Slurm cluster, as an array. Failed jobs are submitted again.
 
-    Options are what submitit's executor takes, such as ``timeout_min``, ``gpus_per_node`` and
-    ``slurm_partition``; ``cluster: local`` runs processes on this machine.
+    Options are arguments of submitit's executor, such as ``timeout_min``, ``gpus_per_node`` and
+    ``slurm_partition``. With ``cluster: local`` processes run on this machine.
     """
     with needed("`cluster='slurm'`"):
         import submitit
@@ -147,7 +147,7 @@ CLUSTERS: dict[str, Callable[[Work], None]] = {
 
 @contextmanager
 def _checking_options(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Turn the errors of a cluster, which checks its options itself, into one sentence."""
+    """Turn errors of a cluster about its options into one sentence."""
     try:
         yield
     except Exception as error:
@@ -156,7 +156,7 @@ def _checking_options(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _alone(task: Task, job: Any, folder: str) -> None:
-    """Do a job in another process, which finds relative paths and classes as this one does."""
+    """Run a job in another process, with the same relative paths and classes."""
     if os.path.isdir(folder):
         os.chdir(folder)
     if folder not in sys.path:
@@ -170,4 +170,4 @@ def _result(get: Callable[[], Any]) -> None:
         get()
     except Exception as error:
         last = [line for line in str(error).splitlines() if line.strip()][-1:]
-        raise ValueError(f"A job has failed for good: {''.join(last) or error!r}.") from error
+        raise ValueError(f"A job has failed repeatedly: {''.join(last) or error!r}.") from error

@@ -1,4 +1,4 @@
-"""Packages that only some features need, and the extra that brings each."""
+"""Optional packages, and the extra that installs each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EXTRAS = {
     "submitit": ("submitit", "lightning_bnn[slurm]"),
     "torchvision": ("torchvision", "lightning_bnn[data]"),
 }
-"""By module: its package, and what to install, which brings it."""
+"Package and install command, by module."
 
 
 def needed(title: str) -> AbstractContextManager[None]:
-    """While packages are imported that come with extras, say which extra brings a missing one.
+    """Import optional packages, and name the extra of a missing one.
 
     Args:
-        title: the name of what needs them.
+        title: name of the feature that needs them.
 
     >>> with needed("The cluster"):
     ...     raise ModuleNotFoundError("No module named 'ray'", name="ray")

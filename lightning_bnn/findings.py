@@ -1,4 +1,4 @@
-"""The results of a command: tables and figures, printed and written where the user looks."""
+"""Results of a command: tables and figures, printed and written to a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKER = ".lightning_bnn"
-"""In folders that a command may write to, and remove things from: its name."""
+"File with the command's name, in folders that it may overwrite."
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,8 +29,8 @@ class Findings:
         title: one line.
         tables: by file name.
         figures: by file name.
-        cautions: what a reader must know, such as a substitute for data that are not there.
-        settings: everything that decides the numbers.
+        cautions: warnings for the reader, such as a substitute for missing data.
+        settings: everything that determines the numbers.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Findings:
         return "\n".join([title, *tables, *cautions])
 
     def to_pandas(self) -> dict[str, Any]:
-        """All tables as data frames, by name."""
+        """Return all tables as data frames, by name."""
         return {name: table.to_pandas() for name, table in self.tables.items()}
 
     def text(self) -> str:
-        """Title, tables and cautions as they are printed."""
+        """Return title, tables and cautions as printed."""
         return "\n\n".join([self.title, *(t.text() for t in self.tables.values()), *self.cautions])
 
     def markdown(self) -> str:
-        """Tables, figures and cautions as one document."""
+        """Return tables, figures and cautions as one document."""
         pictures = [f"![{name}]({name}.png)" for name in self.figures]
         tables = [table.markdown() for table in self.tables.values()]
         return "\n\n".join([f"# {self.title}", *tables, *pictures, *self.cautions]) + "\n"
 
     def json(self) -> dict[str, Any]:
-        """All numbers, and what decides them, as plain types."""
+        """Return all numbers and settings as plain types."""
         return {
             "study": self.name,
             "version": lightning_bnn.__version__,
@@ -80,18 +80,18 @@ def publish(findings: Findings, folder: Path) -> None:
 
     Args:
         findings: of a command.
-        folder: where the files go.
+        folder: for the files.
     """
     write_findings(findings, folder)
     report(findings, folder)
 
 
 def report(findings: Findings, folder: Path) -> None:
-    """Print the tables, and name the folder in which they are.
+    """Print the tables, and name the folder with the files.
 
     Args:
         findings: of a command.
-        folder: where the files are.
+        folder: of the files.
     """
     print(findings.text())
     print(f"\nwrote {folder.resolve()}")
@@ -102,7 +102,7 @@ def write_findings(findings: Findings, folder: Path) -> None:
 
     Args:
         findings: of a command.
-        folder: where the files go.
+        folder: for the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in findings.tables.items():
@@ -117,11 +117,11 @@ def write_findings(findings: Findings, folder: Path) -> None:
 
 
 def results_folder(out: str, command: str) -> Path:
-    """The folder of one command: new, or one that the same command has made before.
+    """Return the folder of one command: a new one, or one of the same command.
 
     Args:
-        out: where the user wants it.
-        command: its name; what other programs or commands have put into a folder is left alone.
+        out: chosen by the user.
+        command: its name; folders of other programs or commands are refused.
     """
     folder = Path(out).expanduser()
     marker = folder / _MARKER
@@ -130,9 +130,9 @@ def results_folder(out: str, command: str) -> Path:
         is_own = marker.is_file() and marker.read_text().strip() == command
         if not is_own and any(folder.iterdir()):
             raise ValueError(
-                f"`out` {folder} holds other things than results of {command}: choose a new folder."
+                f"`out` {folder} holds other files than results of {command}: choose a new folder."
             )
         marker.write_text(f"{command}\n")
     except OSError as error:
-        raise ValueError(f"`out` must be a folder that can be written to: {error}.") from error
+        raise ValueError(f"`out` must be a writable folder: {error}.") from error
     return folder

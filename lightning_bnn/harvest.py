@@ -1,4 +1,4 @@
-"""Schedules for collecting weights: periodically in steps or epochs, or at chosen steps."""
+"""Schedules of collecting weights: periodic in steps or epochs, or at given steps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from weightsym.params import check_count
 
 @dataclass(frozen=True)
 class Schedule:
-    """Exactly one of a period in steps, a period in epochs, and a list of steps.
+    """A schedule with a period in steps, a period in epochs, or a list of steps.
 
-    Steps are optimizer steps; a schedule is asked with the count before and after a batch, since
-    one batch may make several steps, or none.
+    Steps are optimizer steps. A schedule receives the counts before and after a batch, since one
+    batch may make several steps, or none.
 
     Args:
         every_n_steps: period in optimizer steps.
         every_n_epochs: period in epochs.
         at: single steps.
-        start: first step (or epoch) that counts.
+        start: first step (or epoch) of the schedule.
 
     >>> schedule = Schedule(every_n_steps=3)
     >>> [step for step in range(2, 12, 2) if schedule.after_step(step - 2, step)]
@@ -39,7 +39,7 @@ class Schedule:
         ]
         if len(stated) != 1:
             raise ValueError(
-                "Give exactly one of `every_n_steps`, `every_n_epochs` and `at`, got "
+                "Set exactly one of `every_n_steps`, `every_n_epochs` and `at`, got "
                 f"{' and '.join(stated) or 'none'}."
             )
         value = getattr(self, stated[0])
@@ -50,7 +50,7 @@ class Schedule:
         check_count("start", self.start, 0)
 
     def after_step(self, before: int, step: int) -> bool:
-        """Check whether to collect once the count of steps has gone from one number to another."""
+        """Check whether to collect, given the counts of steps before and now."""
         if step <= before or step < self.start:
             return False
         if self.at is not None:
@@ -59,12 +59,12 @@ class Schedule:
         return n is not None and step // n > before // n
 
     def after_epoch(self, epochs: int) -> bool:
-        """Check whether to collect once so many epochs are finished."""
+        """Check whether to collect after a number of epochs."""
         n = self.every_n_epochs
         return n is not None and epochs >= self.start and epochs % n == 0
 
     def count(self, steps: int | float, epochs: int | float) -> int | float:
-        """About how often a run of some length will collect, infinite if the run has no end."""
+        """Estimate the number of collections in a run, infinite if it has no end."""
         if self.at is not None:
             return sum(self.start <= s <= steps for s in self.at)
         total, period = (
@@ -76,7 +76,7 @@ class Schedule:
 
 # ------------------------------------------------------------ how long a run will be
 def epochs_of(trainer: Any) -> int | float:
-    """Epochs of a run, whole ones, infinite if it has no end."""
+    """Return the number of whole epochs of a run, infinite if it has no end."""
     epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
     if trainer.max_steps == -1:
         return epochs
@@ -87,13 +87,13 @@ def epochs_of(trainer: Any) -> int | float:
 
 
 def expected(schedule: Schedule, trainer: Any) -> int | float:
-    """About how often a run will collect, infinite if it has no end."""
+    """Estimate the number of collections in a run, infinite if it has no end."""
     steps = trainer.estimated_stepping_batches
     return schedule.count(math.inf if steps in (None, -1) else steps, epochs_of(trainer))
 
 
 def ends(trainer: Any) -> bool:
-    """Check whether this step, or the epoch that is just over, is the last of a fit."""
+    """Check whether this step, or the epoch that has just ended, is the last of a fit."""
     epochs, steps = trainer.current_epoch + 1, trainer.global_step
     if trainer.should_stop:
         return epochs >= (trainer.min_epochs or 0) and steps >= (trainer.min_steps or 0)

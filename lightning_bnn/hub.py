@@ -66,12 +66,12 @@ def push_to_hub(
     Args:
         source: see `write_folder`.
         repo_id: ``user/name``.
-        about: what it is of, for the card.
-        licence: its identifier on the Hub, such as ``"apache-2.0"``, for the card.
-        revision: a branch that exists; by default the main one.
+        about: description for the card.
+        licence: identifier of the Hub, such as ``"apache-2.0"``, for the card.
+        revision: an existing branch; by default the main one.
         token: of the Hub; by default the one of ``hf auth login``.
         private: whether a new repository is private.
-        commit_message: by default it says what was uploaded.
+        commit_message: by default it names the upload.
 
     Returns:
         The address of the commit.
@@ -103,14 +103,14 @@ def from_hub(
     network: nn.Module | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Posterior | CheckpointBank:
-    """Get what `push_to_hub` has uploaded. Other files of the repository are not downloaded.
+    """Download what `push_to_hub` has uploaded, and no other files of the repository.
 
     Args:
         repo_id: ``user/name``, or a folder of `write_folder`.
-        revision: a branch, a tag or the hash of a commit, which pins what you get.
+        revision: a branch, a tag, or a commit hash, which pins the result.
         token: of the Hub; by default the one of ``hf auth login``.
-        network: refuse networks of another kind than this one.
-        folder: where the networks of a bank or of a reference are written, which is new.
+        network: module whose architecture the posterior must have.
+        folder: a new folder for the networks of a bank or of a reference.
 
     Returns:
         A posterior; or a bank, which for a reference holds its draws, beside ``card.json`` and the
@@ -141,13 +141,13 @@ def from_hub(
         bundle = _downloaded_bundle(download)
     except HFValidationError:
         raise ValueError(
-            f"`repo_id` must be user/name, or a folder that is there, got {os.fspath(repo_id)!r}."
+            f"`repo_id` must be user/name, or an existing folder, got {os.fspath(repo_id)!r}."
         ) from None
     return _opened(*bundle, network, folder)
 
 
 def _downloaded_bundle(download: Callable[..., str]) -> tuple[dict[str, Any], Iterator[Params]]:
-    """Download a bundle, and once more if it is damaged in the cache of the Hub's client."""
+    """Download a bundle, and once more if its copy in the Hub's cache is damaged."""
     try:
         return read_bundle(download())
     except Damaged as damage:
@@ -166,15 +166,15 @@ def write_folder(
     about: str = "",
     licence: str | None = None,
 ) -> str:
-    """Write what `push_to_hub` uploads: tensors, ``contents.json`` and a card.
+    """Write the files for `push_to_hub`: tensors, ``contents.json`` and a card.
 
     Args:
         source: a posterior that can be saved, see `Posterior.save`; a bank; or the name of a
             reference, or the folder of one.
-        folder: where no other is; it is made.
+        folder: a new folder, or one without a bundle.
         title: of the card.
-        about: what it is of.
-        licence: its identifier on the Hub.
+        about: description for the card.
+        licence: identifier of the Hub.
 
     Returns:
         ``"posterior"``, ``"bank"`` or ``"reference"``.
@@ -201,11 +201,11 @@ def write_folder(
 
 
 Write = Callable[[Path, Mapping[str, str]], None]
-"""Writes a bundle with texts beside it to a folder."""
+"Writes a bundle with texts to a folder."
 
 
 def _bundle_of(source: Any) -> tuple[str, str, Write]:
-    """The kind of a source, a paragraph on it, and what writes it."""
+    """Return the kind of a source, a paragraph about it, and a function that writes it."""
     if isinstance(source, Posterior):
         summary = f"A posterior over the weights of a network: {source}."
         return "posterior", summary, partial(save_posterior, source)
@@ -213,8 +213,8 @@ def _bundle_of(source: Any) -> tuple[str, str, Write]:
         return "bank", _summary(source), partial(_write_bank, source, {"kind": "bank"})
     if not isinstance(source, (str, os.PathLike)):
         raise ValueError(
-            "`source` must be a posterior (`Posterior.of` makes one of networks), a bank, or "
-            f"the name or folder of a reference, got a {type(source).__name__}."
+            "`source` must be a posterior (see `Posterior.of`), a bank, or the name or "
+            f"folder of a reference, got a {type(source).__name__}."
         )
     name = os.fspath(source)
     return _reference(reference_folder(name) if name in reference_names() else Path(name))
@@ -236,7 +236,7 @@ def _write_bank(
         "records": bank.records,
     }
     if not len(bank):
-        raise ValueError(f"{bank!r} holds no network.")
+        raise ValueError(f"{bank!r} is empty.")
     write_bundle(root, content | dict(more), bank.blocks(), texts)
 
 
@@ -244,10 +244,10 @@ def _reference(path: Path) -> tuple[str, str, Write]:
     if not (path / "card.json").is_file():
         names = ", ".join(reference_names())
         if not names:
-            raise missing_data(f"`source`: {path} is no folder, and a reference")
+            raise missing_data(f"`source`: {path} is not a folder, and a reference")
         raise ValueError(
-            f"`source`: {path} is no folder of a reference, which has a card.json; choose from "
-            f"{names}."
+            f"`source`: {path} is not a folder of a reference, which has a card.json; "
+            f"choose from {names}."
         )
     card, bank = Card.read(path / "card.json"), CheckpointBank(path / "bank", "r")
     more = {
@@ -269,7 +269,7 @@ def _opened(
     if kind == "posterior":
         return posterior_of(content, parts, network)
     if kind not in ("bank", "reference"):
-        raise ValueError(f"{path} holds {kind!r}, which this version does not know.")
+        raise ValueError(f"{path} holds {kind!r}, which this version does not support.")
     root = _new_folder(folder)
     with draft_of(root) as draft:
         read = _read_bank if kind == "bank" else _read_reference
@@ -277,19 +277,19 @@ def _opened(
             bank = read(content, parts, draft)
         except DAMAGES as error:
             reason = first_line(error)
-            raise ValueError(f"{path} is damaged, it makes no {kind}: {reason}") from None
+            raise ValueError(f"{path} is damaged and does not define a {kind}: {reason}") from None
         if network is not None:
             check_fit(bank[:1], network)
     return CheckpointBank(root / bank.path.relative_to(draft), "r")
 
 
 def _new_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Refuse a folder that has something in it, or that cannot be put in another's place."""
+    """Refuse a folder that is not empty, or cannot be replaced."""
     if folder is None:
-        raise ValueError("`folder` is missing: name a new one, where the networks are written.")
+        raise ValueError("`folder` is missing: name a new folder for the networks.")
     root = Path(folder)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ValueError(f"`folder`: there is something in {root}; name a new one.")
+        raise ValueError(f"`folder`: {root} is not empty; name a new one.")
     if not root.name or root.is_symlink() or os.path.ismount(root):
         raise ValueError(f"`folder` must be a new one, got {root}.")
     root.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A batch that has other examples for every member of a stack."""
+"""A batch with different examples for every member of a stack."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class MemberBatch(NamedTuple):
-    """Examples of its own for every member: the leading dimension of both counts members.
+    """Different examples for every member, counted by the leading dimension.
 
-    A loader that yields such batches trains members side by side as if each had a loader of its
-    own. Those of the datamodules of this package do so with ``orders``.
+    A loader of such batches trains members side by side as if each had a loader of its own. The
+    datamodules of this package yield them with ``orders``.
     """
 
     inputs: Any

@@ -47,7 +47,8 @@ def mlp(
 class TwoReLUs(nn.Module):
     r"""Two ReLU units of one input, without biases: :math:`\sum_k \mathrm{relu}(w_k x)`.
 
-    Exchanging the units changes nothing, so that its posteriors come in pairs (P2, section 5.1).
+    Exchanging the units does not change the function, so that its posterior is symmetric (P2,
+    section 5.1).
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class TwoReLUs(nn.Module):
 
 
 def two_relus() -> TwoReLUs:
-    r"""The network of P2's tractable posterior.
+    r"""Create the network of P2's tractable posterior.
 
     .. math:: f(x) = \mathrm{relu}(w_1 x) + \mathrm{relu}(w_2 x)
 
@@ -70,7 +71,7 @@ def two_relus() -> TwoReLUs:
 
 
 def optunet(classes: int = 10) -> nn.Sequential:
-    """OptuNet (P1): 392 parameters for 28x28 grey images.
+    """Create OptuNet (P1): 392 parameters for 28x28 grey images.
 
     >>> sum(p.numel() for p in optunet().parameters())
     392
@@ -89,7 +90,7 @@ def optunet(classes: int = 10) -> nn.Sequential:
 
 
 def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
-    """Torchvision's ResNet-18, for images up to 64 pixels with a 3x3 stem and no max pooling.
+    """Create ResNet-18 of torchvision, for up to 64 pixels with a 3x3 stem and no max pooling.
 
     Args:
         classes: number of outputs.

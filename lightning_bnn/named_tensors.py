@@ -1,4 +1,4 @@
-"""Tensors under the names of a network, which go with a module wherever it goes."""
+"""Tensors under the names of a network, as parts of a module."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from weightsym.params import Params
 
 
 class NamedTensors(nn.Module):
-    """Tensors that are not trained, and move, save and load with the module that has them.
+    """Untrained tensors that move, save and load with their module.
 
-    Those that it is made with are buffers: data-parallel training sends them to all processes at
-    every step, and a checkpoint must have the same ones. Those that `hold` puts in their place are
-    never sent, and a checkpoint may have other ones.
+    The initial tensors are buffers: data-parallel training sends them to all processes at every
+    step, and a checkpoint must have the same ones. Their replacements by `hold` are never sent, and
+    a checkpoint may have different ones.
 
     Args:
-        tensors: they are copied; a checkpoint must have their names, even if `hold` has replaced
-            them.
+        tensors: copied; a checkpoint must have their names, even after `hold`.
 
     >>> NamedTensors({"0.weight": torch.zeros(2)}).double().tensors()["0.weight"].dtype
     torch.float64
@@ -38,17 +37,17 @@ class NamedTensors(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the tensors, also if there are none."""
+        """The device of the tensors, also without any."""
         return self._device.device
 
     def tensors(self) -> Params:
-        """The tensors of today, by name."""
+        """Return the current tensors, by name."""
         if self._replaced is not None:
             return dict(self._replaced)
         return {name: getattr(self, attribute) for name, attribute in self._attributes.items()}
 
     def hold(self, tensors: Params) -> None:
-        """Hold these tensors instead, without copying them."""
+        """Replace the tensors without copying."""
         for attribute in self._attributes.values():
             self._buffers.pop(attribute, None)
         self._replaced = dict(tensors)

@@ -1,4 +1,4 @@
-"""Runs that a command makes itself: without messages of Lightning, and on one thread."""
+"""Settings for runs inside a command: without messages of Lightning, and on one thread."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 @contextmanager
 def quiet(warn: bool = False) -> Iterator[None]:
-    """Let Lightning log errors only, while a command runs what it is made for.
+    """Suppress messages of Lightning below errors.
 
     Args:
-        warn: let everybody warn.
+        warn: whether to allow warnings.
     """
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]

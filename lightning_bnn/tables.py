@@ -1,4 +1,4 @@
-"""Tables of numbers with errors: as text, Markdown, CSV and JSON."""
+"""Tables of numbers with errors, as text, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_bnn.extras import needed
 
 
 class Measured(NamedTuple):
-    """A number and its standard error or standard deviation, as the table says."""
+    """A number and its standard error or standard deviation, as stated by the table."""
 
     value: float
     error: float = math.nan
@@ -27,7 +27,7 @@ Cell = str | float | int | Measured
 
 
 def spread(values: Tensor) -> Measured:
-    """Mean and standard deviation.
+    """Return mean and standard deviation.
 
     >>> import torch
     >>> spread(torch.tensor([1.0, 2.0, 3.0]))
@@ -45,8 +45,8 @@ class Table:
         title: one line above it.
         header: names of the columns; the first ones may hold text.
         rows: cells; a number that is not finite is shown as "/".
-        digits: behind the point, perhaps by column (other columns have 3).
-        note: what a reader must know, below it.
+        digits: number of decimals, optionally by column (3 by default).
+        note: explanation below it.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Table:
         digits: int | Mapping[str, int] = 3,
         note: str = "",
     ) -> Table:
-        """A table of rows that name their cells, all in the same order.
+        """Build a table from rows that name their cells, all in the same order.
 
         >>> Table.of("", [{"method": "SWAG", "error": 1.0}]).header
         ['method', 'error']
@@ -71,18 +71,18 @@ class Table:
         return cls(title, list(rows[0]), [list(row.values()) for row in rows], digits, note)
 
     def cells(self) -> list[list[str]]:
-        """Every cell as text, row by row."""
+        """Return every cell as text, row by row."""
         digits = self.digits
         every = [digits.get(n, 3) if isinstance(digits, Mapping) else digits for n in self.header]
         return [[_shown(cell, k) for cell, k in zip(row, every, strict=True)] for row in self.rows]
 
     def text(self) -> str:
-        """The table as a terminal shows it, with columns aligned."""
+        """Return the table for a terminal, with aligned columns."""
         parts = [self.title, text_table(self.header, self.cells()), self.note]
         return "\n".join(block for block in parts if block)
 
     def markdown(self) -> str:
-        """For a document.
+        """Return the table as Markdown.
 
         >>> print(Table("", ["method", "error"], [["SWAG", Measured(1.0, 0.5)]], 1).markdown())
         | method | error |
@@ -95,7 +95,7 @@ class Table:
         return "\n\n".join(block for block in parts if block)
 
     def csv(self) -> str:
-        """All digits, errors in columns of their own."""
+        """Return the table as CSV, with all digits and errors in columns of their own."""
         columns: list[Sequence[Cell]] = []
         for name, *cells in zip(self.header, *self.rows, strict=True):
             pairs = [cell if isinstance(cell, Measured) else (cell, "") for cell in cells]
@@ -107,10 +107,10 @@ class Table:
         return text.getvalue()
 
     def html(self, folded: bool = False) -> str:
-        """For a page or a notebook.
+        """Return the table for a page or a notebook.
 
         Args:
-            folded: whether only the title is shown until somebody clicks on it.
+            folded: whether a click on the title opens it.
 
         >>> Table("Errors", ["method", "error"], [["SWAG", 1.0]], 1).html()[:50]
         '<div class="wide open"><table><caption>Errors</cap'
@@ -132,13 +132,13 @@ class Table:
         return self.html()
 
     def to_pandas(self) -> Any:
-        """All digits as a ``pandas.DataFrame``, errors in columns of their own."""
+        """Return a ``pandas.DataFrame`` with all digits and errors in columns of their own."""
         with needed("A data frame"):
             pandas = importlib.import_module("pandas")
         return pandas.read_csv(io.StringIO(self.csv()))
 
     def json(self) -> dict[str, Any]:
-        """All digits as plain types, with null for what is not finite."""
+        """Return plain types with all digits, and null for non-finite numbers."""
         return {
             "title": self.title,
             "header": list(self.header),
@@ -177,7 +177,7 @@ def _shown(cell: Cell, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Round to so many digits, but for numbers of which these would all be zeros, or noise.
+    """Round to a number of decimals, except where only zeros or noise would remain.
 
     >>> _rounded(0.12345, 2), _rounded(1e-9, 2), _rounded(0.0, 2), _rounded(1e15, 2)
     ('0.12', '1e-09', '0.00', '1e+15')
@@ -195,7 +195,7 @@ def _plain(cell: Cell) -> Any:
 
 
 def results_table(values: Mapping[str, Any]) -> str:
-    """Numbers with names such as ``test/acc`` and ``test/svhn/AUROC``: a row for each set.
+    """Arrange numbers named ``test/acc`` or ``test/svhn/AUROC`` in one row per set.
 
     >>> print(results_table({"test/acc": 0.9, "test/svhn/AUROC": 0.8}))
     set      acc   AUROC

@@ -120,7 +120,7 @@ def test_what_cannot_be_saved_says_what_can(tmp_path):
     draws = Empirical(posterior.sample(4), [0] * 4)
     draws.save(tmp_path / "it")  # where nothing has been written
     assert same(Posterior.load(tmp_path / "it").networks, draws.networks)
-    with pytest.raises(ValueError, match="holds a posterior or a bank already"):
+    with pytest.raises(ValueError, match="already holds a posterior or a bank"):
         draws.save(tmp_path / "it")
     with pytest.raises(ValueError, match=r"not of this network: '0.bias' is \(3,\) in it, and \(4"):
         Posterior.load(tmp_path / "it", torch.nn.Sequential(torch.nn.Linear(2, 4)))
@@ -274,13 +274,13 @@ def test_a_damaged_file_of_the_cache_is_downloaded_once_more(server, tmp_path):
         assert calls[-1:] == [False]
     server.repos["me/it"][-1][TENSORS] += b"x"  # damaged on the Hub: it is asked twice, no more
     cache.clear()
-    with pytest.raises(ValueError, match=f"{TENSORS} is missing or not as it was written"):
+    with pytest.raises(ValueError, match=f"{TENSORS} is missing or differs from its hash"):
         from_hub("me/it")
     flip_a_bit(Path(cache["me/it"]))
     hub.snapshot_download.side_effect = lambda repo_id, force_download=False, **_: (
         1 / 0 if force_download else cache[repo_id]  # no network
     )
-    with pytest.raises(ValueError, match=f"{TENSORS} is missing or not as it was written"):
+    with pytest.raises(ValueError, match=f"{TENSORS} is missing or differs from its hash"):
         from_hub("me/it")
 
 
@@ -369,7 +369,7 @@ def test_networks_of_a_stranger_are_not_removed(tmp_path):
     """What has lost its index may be all that somebody has; a save that was killed left a mark."""
     gaussian().save(tmp_path / "it")
     (tmp_path / "it" / "contents.json").unlink()
-    with pytest.raises(ValueError, match="holds a posterior or a bank already"):
+    with pytest.raises(ValueError, match="already holds a posterior or a bank"):
         gaussian(1).save(tmp_path / "it")
     assert (tmp_path / "it" / TENSORS).is_file()
 
@@ -466,9 +466,9 @@ def of_posterior(**changes):
 
 NO_POSTERIOR = "is damaged and does not define a posterior"
 DAMAGES = {
-    "a bit": (flip_a_bit, f"{TENSORS} is missing or not as it was written: get it again"),
-    "no file": (lambda f: (f / TENSORS).unlink(), f"{TENSORS} is missing or not as it was"),
-    "no hash": (edited(lambda c: c["files"].update({TENSORS: None})), "is missing or not as"),
+    "a bit": (flip_a_bit, f"{TENSORS} is missing or differs from its hash: download"),
+    "no file": (lambda f: (f / TENSORS).unlink(), f"{TENSORS} is missing or differs from its hash"),
+    "no hash": (edited(lambda c: c["files"].update({TENSORS: None})), "is missing or differs"),
     "a pickle": (
         replaced(lambda path: path.write_bytes(pickle.dumps(Touch()))),
         "is no safetensors file, or it is damaged",
@@ -487,8 +487,8 @@ DAMAGES = {
         "does not define a posterior: `std` must be finite and not negative.",
     ),
     "root": (with_values(dense(), "root", torch.inf), "deviations are not positive and finite"),
-    "a file above": (moved(lambda p: f"../{p.name}"), "names files that are not its own"),
-    "an absolute path": (moved(str), "names files that are not its own"),
+    "a file above": (moved(lambda p: f"../{p.name}"), "names files outside the bundle"),
+    "an absolute path": (moved(str), "names files outside the bundle"),
     "another format": (edited(lambda c: c.update(format=2)), "has format 2, this"),
     "another kind": (edited(lambda c: c.update(kind="x")), "holds 'x', which this"),
     "a class": (of_posterior(**{"class": "os.system"}), "'os.system' is not a class of"),
@@ -520,14 +520,14 @@ def test_a_damaged_posterior_is_refused_in_one_sentence(name, tmp_path, monkeypa
 
 
 BANKS = {
-    "few records": (lambda c: c["records"].pop(), "is damaged, it makes no bank"),
+    "few records": (lambda c: c["records"].pop(), "is damaged and does not define a bank"),
     "many records": (lambda c: c["records"].append({}), "it has 5 records of 4 networks"),
-    "records": (lambda c: c.update(records=[1] * 4), "is damaged, it makes no bank"),
-    "a type": (lambda c: c.update(stored_as="uint8"), "is damaged, it makes no bank"),
+    "records": (lambda c: c.update(records=[1] * 4), "is damaged and does not define a bank"),
+    "a type": (lambda c: c.update(stored_as="uint8"), "is damaged and does not define a bank"),
     "order": (lambda c: c["order"].pop(), "`order` does not name each of its tensors once"),
     "repeated": (lambda c: c["order"].append("0.bias"), "`order` does not name each of its tens"),
-    "weights": (lambda c: c["weights"].append("x"), "`weights` names 'x', which the networks do"),
-    "no weights": (lambda c: c.pop("weights"), "is damaged, it makes no bank"),
+    "weights": (lambda c: c["weights"].append("x"), "`weights` names 'x', but the networks do"),
+    "no weights": (lambda c: c.pop("weights"), "is damaged and does not define a bank"),
 }
 
 
@@ -553,15 +553,15 @@ def test_draws_that_are_not_those_of_the_card_are_refused(tmp_path):
 
 
 REFUSED = {
-    "holds no network": lambda p: write_folder(CheckpointBank(p / "empty"), p / "other"),
+    "is empty": lambda p: write_folder(CheckpointBank(p / "empty"), p / "other"),
     "`folder` is missing: name a new one": lambda p: from_hub(p / "it"),
-    "something in .*here; name a new": lambda p: from_hub(p / "it", folder=p / "here"),
-    "something in .*file; name a new": lambda p: from_hub(p / "it", folder=p / "file"),
-    "nowhere is no folder of a reference": lambda p: write_folder("nowhere", p / "other"),
+    "here is not empty; name a new": lambda p: from_hub(p / "it", folder=p / "here"),
+    "file is not empty; name a new": lambda p: from_hub(p / "it", folder=p / "file"),
+    "nowhere is not a folder of a reference": lambda p: write_folder("nowhere", p / "other"),
     "must be a posterior .*, got a None": lambda p: write_folder(None, p / "other"),
     "must be a posterior .*, got a list": lambda p: write_folder([template()], p / "other"),
-    "file is not a folder, nor can it": lambda p: write_folder(gaussian(), p / "file"),
-    "below is not a folder, nor can": lambda p: write_folder(gaussian(), p / "file" / "below"),
+    "file is not a folder and cannot": lambda p: write_folder(gaussian(), p / "file"),
+    "below is not a folder and cannot": lambda p: write_folder(gaussian(), p / "file" / "below"),
     "`repo_id` must be .* got '/no": lambda p: from_hub("/no/such/folder"),
     "`repo_id` must be .* got 'a/b/c/d": lambda p: from_hub("a/b/c/d"),
     "does not hold a posterior, but 'bank'": lambda p: Posterior.load(p / "it", template()),

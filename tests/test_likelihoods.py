@@ -236,5 +236,5 @@ test_errors = refuses(
     (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),
     (lambda: Categorical().log_prob(ONES(4, 5, 3), LONG(4, 6)), r"last, got torch.int64 \(4, 6\)"),
     (lambda: Categorical("first").log_prob(ONES(4, 5, 3), LONG(4, 5)), "classes first"),
-    (lambda: Categorical(next_token=True).log_prob(ONES(4, 3), LONG(4)), "`next_token` is for"),
+    (lambda: Categorical(next_token=True).log_prob(ONES(4, 3), LONG(4)), "`next_token` requires"),
 )

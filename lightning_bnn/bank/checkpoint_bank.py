@@ -1,4 +1,4 @@
-"""Thousands of networks on disk, appended one by one or by stacks, read by row or by layer."""
+"""Thousands of networks on disk, appended singly or in stacks, read by row or by layer."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from weightsym.params import Params, check_floating_type, stack, stack_size
 
 
 class CheckpointBank:
-    """Networks of one architecture, appended one by one or by stacks.
+    """Networks of one architecture on disk, appended singly or in stacks.
 
-    A folder with one file of networks, row after row, and a manifest of JSON lines, which says what
-    a row holds and what is known of it. Once `append` has returned, its network survives a crash at
-    any moment. The file is mapped into memory: a layer of all networks, or one network, is read
-    without touching the rest.
+    A bank is a folder with one file of networks, row after row, and a manifest of JSON lines, which
+    describes the rows and holds a record of each. Once `append` has returned, its network survives
+    a crash at any moment. The file is mapped into memory: a layer of all networks, or one network,
+    is read without touching the rest.
 
-    A manifest that does not fit its checksums or the file is refused, and every tensor is compared
-    with its checksum when it is read for the first time.
+    A manifest that does not match its checksums or the file is refused, and every tensor is
+    compared with its checksum when it is first read.
 
     Args:
         path: the folder.
-        mode: ``"a"`` to append (the folder is made), ``"r"`` to read only, also while another
-            process appends.
-        dtype: floating tensors are stored in this type, for example ``torch.float16``; networks
-            come back in their own. By default they are stored as they are.
-        weights: names of the tensors that count as weights, see `shapes`; by default all floating
-            ones that are not BatchNorm statistics.
+        mode: ``"a"`` to append (creates the folder if needed), ``"r"`` to read only, also while
+            another process appends.
+        dtype: type in which floating tensors are stored, for example ``torch.float16``; networks
+            are read in their own type. By default they are stored in that type, too.
+        weights: names of the weights, see `shapes`; by default all floating tensors that are not
+            BatchNorm statistics.
 
     >>> import tempfile
     >>> bank = CheckpointBank(tempfile.mkdtemp())
@@ -80,17 +80,18 @@ class CheckpointBank:
             raise ValueError(f"There is no manifest.jsonl among the files at {self.path}.")
         self.reload()
         if self._dtype not in (None, self._manifest.dtype) and self._manifest.layout:
-            raise ValueError(f"`dtype`: {self!r} is there already, asked for {self._dtype}.")
+            raise ValueError(f"`dtype`: {self!r} already exists, but {self._dtype} was requested.")
 
     def reload(self) -> None:
-        """Read the manifest again, to see what another process has appended."""
+        """Read the manifest again, to see the appends of another process."""
         manifest = Manifest(self.path / "manifest.jsonl")
         check_file(self._file)
         size = self._file.stat().st_size if self._file.exists() else 0
         if size < len(manifest.records) * manifest.row_bytes or (size and not manifest.layout):
             raise ValueError(
-                f"The manifest of the bank {self.path} does not fit {self._file.name}, which has "
-                f"{size} bytes: put back a copy of both; nothing has been changed."
+                f"The manifest of the bank {self.path} does not match {self._file.name}, "
+                f"which has {size} bytes: restore a copy of both; nothing has been "
+                "changed."
             )
         self._manifest = manifest
         self._mapped: Any = None
@@ -104,7 +105,7 @@ class CheckpointBank:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The records of the networks: step, epoch, metrics, ..."""
+        """The records of the networks: step, epoch, metrics and others."""
         return self._manifest.records
 
     @property
@@ -119,7 +120,7 @@ class CheckpointBank:
 
     @property
     def stored_as(self) -> torch.dtype | None:
-        """The type in which weights are on the disk, None for their own."""
+        """The type in which weights are stored, None for their own."""
         return self._manifest.dtype
 
     @property
@@ -144,7 +145,7 @@ class CheckpointBank:
     def __getitem__(
         self, rows: SupportsIndex | slice | Sequence[SupportsIndex] | Tensor | NDArray[Any]
     ) -> Params:
-        """One network, or a stack of some (numbers, or a mask of all), in their own types."""
+        """Read one network, or a stack of some (indices, or a mask of all), in their own types."""
         if isinstance(rows, slice):
             start, stop, step = rows.indices(self.rows)  # the same ones if the bank grows meanwhile
             if step == 1:
@@ -167,17 +168,17 @@ class CheckpointBank:
         return copies
 
     def layer(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """One tensor of some networks, ``(rows, *shape)``, in its own type.
+        """Return one tensor of some networks, ``(rows, *shape)``, in its own type.
 
-        It may share memory with the bank's view of the file: clone what you change in place, and
-        what you use after another process may have cut the bank, as a resumed run does.
+        It may share memory with the bank's view of the file: clone it before you change it in
+        place, or use it after another process may have truncated the bank, as a resumed run does.
         """
         tensor = self._stored(name, rows).to(self._manifest.layout[name].dtype)
         self._manifest.require_rows(rows.indices(self.rows)[1])
         return tensor
 
     def read(self, name: str, rows: slice, columns: slice) -> Tensor:
-        """Some features of one flattened layer of some networks, as stored."""
+        """Return some features of one flattened layer of some networks, as stored."""
         tensor = self._stored(name, rows)
         flat = tensor.reshape(len(tensor), self._manifest.layout[name].shape.numel())
         copy = flat[:, columns].clone()
@@ -185,7 +186,7 @@ class CheckpointBank:
         return copy
 
     def blocks(self, memory: int = 2**28) -> Iterator[Params]:
-        """Stack after stack, each of at most so many bytes (and at least one network)."""
+        """Yield stacks of bounded size, each with at least one network."""
         layout = self._manifest.layout.values()
         size = sum(t.shape.numel() * t.dtype.itemsize for t in layout)
         step = max(1, memory // max(1, size))
@@ -193,35 +194,37 @@ class CheckpointBank:
             yield self[start : start + step]
 
     def verify(self) -> None:
-        """Read the whole file, compare it with its checksums, and name the first that differs."""
+        """Compare the whole file with its checksums, and raise an error at the first difference."""
         self._checked.clear()
         for name in self.names:
             self._stored(name, slice(None))
 
     # -------------------------------------------------------- writing
     def append(self, network: Params, **record: Any) -> None:
-        """Add one network, and return once it is on disk.
+        """Append one network, and return once it is on disk.
 
         Args:
             network: its tensors.
-            **record: what to remember about it: ``step``, ``epoch``, ``metrics``, ...
+            **record: fields to store with it: ``step``, ``epoch``, ``metrics``, ...
         """
         _check_dict("network", network)
         self.extend({name: t[None] for name, t in network.items()}, [record])
 
     def extend(self, networks: Params, records: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Add a stack of networks in one write, or leave the bank as it was before.
+        """Append a stack of networks in one write, or leave the bank unchanged on an error.
 
         Args:
             networks: their tensors, each with a leading dimension.
-            records: what to remember about each.
+            records: fields to store with each.
         """
         self._check_writable()
         _check_dict("networks", networks)
         count = stack_size(networks)
         records = [{}] * count if records is None else records
         if len(records) != count:
-            raise ValueError(f"`records` must be one per network: {count}, got {len(records)}.")
+            raise ValueError(
+                f"`records` must have one entry per network: {count}, got {len(records)}."
+            )
         check_records(records)
         manifest = self._manifest
         if not manifest.layout:
@@ -236,7 +239,7 @@ class CheckpointBank:
             manifest.write({"records": kept, "checks": checks, **split})
 
     def truncate(self, rows: int) -> None:
-        """Forget all networks after the first few."""
+        """Remove all networks after the first ones."""
         self._check_writable()
         if not 0 <= rows <= self.rows:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")
@@ -247,9 +250,9 @@ class CheckpointBank:
             self._checked.clear()
 
     def absorb(self, other: CheckpointBank) -> None:
-        """Add all networks of another bank."""
+        """Append all networks of another bank."""
         if other.path.resolve() == self.path.resolve():
-            raise ValueError("`other` is this very bank.")
+            raise ValueError("`other` is this bank itself.")
         start = 0
         for networks in other.blocks():
             stop = start + stack_size(networks)
@@ -257,7 +260,7 @@ class CheckpointBank:
             start = stop
 
     def close(self) -> None:
-        """End appending, so that another process may append, and go on reading."""
+        """Stop appending, so that another process can append. Reading still works."""
         lock, self._lock, self.mode = self._lock, None, "r"
         if lock is not None:
             lock.release()
@@ -274,7 +277,7 @@ class CheckpointBank:
             raise ValueError(f"The bank {self.path} is open for reading only.")
 
     def _write(self, networks: Params, starts: range, step: int) -> list[int]:
-        """Write rows behind those that count, and return the checksums of all blocks."""
+        """Write rows after the existing ones, and return the checksums of all blocks."""
         is_new, manifest, checks = not self._file.exists(), self._manifest, list[int]()
         with self._file.open("xb" if is_new else "r+b", buffering=0) as file:
             file.seek(self.rows * manifest.row_bytes)  # a crash may have left others there
@@ -306,8 +309,8 @@ class CheckpointBank:
                 if checksum(tensor[block.start : block.stop]) != check:
                     self._manifest.require_rows(block.stop)
                     raise ValueError(
-                        f"{self._file} is corrupt: the checksum of {name!r} in the networks "
-                        f"{block.start} to {block.stop - 1} is another."
+                        f"{self._file} is corrupt: the checksum of {name!r} in the "
+                        f"networks {block.start} to {block.stop - 1} does not match."
                     )
                 self._checked.add((block.start, name))
         return tensor[start : max(start, stop)]
@@ -333,13 +336,13 @@ def _rows_of(manifest: Manifest, networks: Params, rows: slice, name: str) -> Te
 def _check_dict(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise ValueError(
-            f"`{name}` must be a dict of tensors, such as `params.of` and `params.stack` return, "
-            f"got a {type(value).__name__}."
+            f"`{name}` must be a dict of tensors, such as the result of `params.of` or "
+            f"`params.stack`, got a {type(value).__name__}."
         )
 
 
 def _selected(rows: Any, count: int) -> NDArray[Any]:
-    """Row numbers, one or several, from numbers or from one truth value per row."""
+    """Return row indices, one or several, from indices or from a mask."""
     try:
         index = np.asarray(rows.tolist() if isinstance(rows, Tensor) else rows)
         chosen = np.asarray(np.arange(count)[index if index.size else index.astype(int)])

@@ -1,4 +1,4 @@
-"""The disk: one writer for each bank, names that are durable, and room that is left."""
+"""Disk access: one writer per bank, durable names, and free space."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
 class Locked(ValueError):
-    """Another process has the lock of a bank."""
+    """Another process holds the lock of a bank."""
 
 
 class WriterLock:
-    """A lock on a folder, from its construction to `release`.
+    """A lock on a folder, from construction to `release`.
 
     Args:
-        path: the folder; it is made if it is not there.
+        path: the folder, created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,7 @@ class WriterLock:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             file = next(p for p in (path, *path.parents) if p.exists())
-            raise ValueError(f"{file} is a file, and no folder for {path}.") from None
+            raise ValueError(f"{file} is a file, not the folder needed for {path}.") from None
         check_file(path / ".lock")
         self._file: IO[str] | None = (path / ".lock").open("a")
         try:
@@ -47,14 +47,14 @@ class WriterLock:
         _LOCKS.add(self)
 
     def release(self) -> None:
-        """Let another process take the lock."""
+        """Release the lock for other processes."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def _release_in_child() -> None:
-    """A forked child (a data loader's worker) must not keep the lock when its parent is killed."""
+    """Release the lock in a forked child (a data loader's worker) when its parent is killed."""
     for lock in list(_LOCKS):
         lock.release()
 
@@ -64,16 +64,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_file(path: Path) -> None:
-    """Refuse links and folders where a file of a bank is, or is to be."""
+    """Refuse links and folders in place of a file of a bank."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(f"{path} must be a file of its own, and is a link or a folder.")
+        raise ValueError(f"{path} must be a regular file, but is a link or a folder.")
 
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def require_room(folder: Path, size: int) -> None:
-    """Refuse to write so many bytes where hardly as many would be left, say for checkpoints.
+    """Raise an error if a write would leave too little free space for other files.
 
     Raises:
         OSError: the same as when the disk is full.
@@ -83,21 +83,21 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether the disk, or the user's quota on it, is used up."""
+    """Check whether the disk, or the user's quota on it, is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 @contextlib.contextmanager
 def explain_full_disk(folder: Path) -> Iterator[None]:
-    """Turn a full disk into one sentence for the user of a command that can be given again."""
+    """Explain a full disk to the user of a command that can be resumed."""
     try:
         yield
     except Exception as error:
         if not any(map(is_full, _causes(error))):
             raise
         raise ValueError(
-            f"The disk of {folder} is full: make room and give the same command again, which goes "
-            "on where it was stopped."
+            f"The disk of {folder} is full: free some space and run the same command "
+            "again, which continues where it stopped."
         ) from error
 
 

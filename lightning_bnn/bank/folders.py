@@ -1,4 +1,4 @@
-"""Banks and files: import checkpoints, export safetensors, read networks wherever they are."""
+"""Banks and files: import checkpoints, export safetensors, read networks from any source."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def import_files(
     prefix: str | None = None,
     pattern: str = "**/*",
 ) -> int:
-    """Add every network of a folder or a file to a bank, in natural order of the names.
+    """Append every network of a folder or a file to a bank, in natural order of the names.
 
-    Archives are those of the checkpoint data set of Laurent et al. (2024): gzipped tar files
+    Archives have the format of the checkpoint data set of Laurent et al. (2024): gzipped tar files
     ``models/<name>/<name>-<first>-<last>.tgz`` of safetensors, one file per network.
 
     Args:
         bank: open for appending.
-        source: with Lightning ``.ckpt`` files, state dicts (``.pt``, ``.pth``), ``.safetensors`` or
-            ``.tgz``.
-        like: a network of the kind that is looked for; its names are found behind any prefix, and
-            tensors that do not belong to it are omitted.
+        source: folder or file of Lightning ``.ckpt`` files, state dicts (``.pt``, ``.pth``),
+            ``.safetensors`` or ``.tgz``.
+        like: a network of the same architecture; its names are found behind any prefix, and tensors
+            that do not belong to it are omitted.
         prefix: of the names of the network in the files, such as ``"net."``.
-        pattern: which files.
+        pattern: of the file names.
 
     Returns:
         How many networks were added; each record holds the file, and step and epoch if known.
@@ -74,7 +74,7 @@ def import_files(
 
 
 def _of_one_kind(networks: LabelledNetworks, bank: CheckpointBank, root: Path) -> LabelledNetworks:
-    """Pass networks on, and name the file of the first one that is of another kind."""
+    """Pass networks on, and name the file of the first one with another architecture."""
     first = {name: t.shape[1:] for name, t in bank[:0].items()}
     for network, record in networks:
         shapes = {name: t.shape for name, t in network.items()}
@@ -82,8 +82,8 @@ def _of_one_kind(networks: LabelledNetworks, bank: CheckpointBank, root: Path) -
         if shapes != first:
             odd = next(n for n in (*shapes, *first) if shapes.get(n) != first.get(n))
             raise ValueError(
-                f"{root / record['file']} holds another network than those before it ({odd!r} "
-                "differs): add files of one network only."
+                f"{root / record['file']} holds a network with another architecture than "
+                f"those before it ({odd!r} differs): add files of one architecture only."
             )
         yield network, record
 
@@ -93,7 +93,7 @@ def export_files(bank: CheckpointBank, folder: str | os.PathLike[str]) -> list[P
 
     Args:
         bank: any bank.
-        folder: where to write; it is made.
+        folder: target folder, created if needed.
 
     >>> import tempfile
     >>> import torch
@@ -120,14 +120,14 @@ def read_networks(
     last: int | None = None,
     prefix: str | None = None,
 ) -> tuple[Params, list[dict[str, Any]]]:
-    """A stack of networks, and a record of what is known of each.
+    """Return a stack of networks, and a record of each.
 
     Args:
         source: folder of a `CheckpointBank`, folder of checkpoints (in natural order of their
-            names), or one checkpoint; a checkpoint of a module of this package has several.
-        like: a network of their kind.
-        last: how many networks to read, counted from the end; by default all.
-        prefix: what stands before the names of the network in checkpoints.
+            names), or one checkpoint; one of a module of this package has several networks.
+        like: a network of their architecture.
+        last: number of networks to read, counted from the end; by default all.
+        prefix: of the names of the network in checkpoints.
 
     >>> import tempfile
     >>> net, bank = nn.Linear(2, 1), CheckpointBank(tempfile.mkdtemp())
@@ -146,10 +146,10 @@ def read_networks(
 
 
 def chains_of(records: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Group networks that belong together: those of one member, or of one run.
+    """Group networks by member or by run.
 
-    Networks of different folders are of different runs; those of one folder, or of a bank, are of
-    one run if each is of another step.
+    Networks of different folders belong to different runs. Those of one folder, or of a bank,
+    belong to one run if all their steps differ.
 
     >>> chains_of([{"step": 1}, {"step": 2}]), chains_of([{"step": 2}, {"step": 2}])
     ([0, 0], None)
@@ -180,5 +180,5 @@ def _of_bank(
         shape = networks[name].shape[1:] if name in networks else None
         if shape != tensor.shape:
             misfit = "is not in it" if shape is None else f"has shape {tuple(shape)}"
-            raise ValueError(f"The bank {bank.path} does not fit: {name!r} {misfit}.")
+            raise ValueError(f"The bank {bank.path} does not match: {name!r} {misfit}.")
     return {name: networks[name] for name in wanted}, bank.records[rows]

@@ -1,4 +1,4 @@
-"""A bank as a data set for learning on weights: what can be told of a network by its weights?"""
+"""Banks as data sets for learning on weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from weightsym import params as P
 def labelled_networks(
     bank: CheckpointBank, label: str, sym: Symmetries | None = None
 ) -> TensorDataset:
-    """Weights of every network as one row, and a number that its record has.
+    """Return the weights of every network as one row, with a number from its record.
 
     Args:
         bank: networks that fit into memory.
         label: a field of the records; that of a group is ``"metrics.val_acc"``.
-        sym: symmetries to remove, so that networks of one function have one row.
+        sym: symmetries to remove, so that networks with the same function have the same row.
 
     >>> from lightning_bnn.bank import shipped_bank
     >>> data = labelled_networks(shipped_bank("mnist_optunets"), "loss")
@@ -39,5 +39,7 @@ def _field(record: dict[str, Any], label: str) -> int | float:
         value = value.get(key) if isinstance(value, dict) else None
     if not isinstance(value, (int, float)):
         fields = ", ".join(record) or "none"
-        raise ValueError(f"`label`: {label!r} is no number of every record; fields are {fields}.")
+        raise ValueError(
+            f"`label`: {label!r} is not a number in every record; fields are {fields}."
+        )
     return value

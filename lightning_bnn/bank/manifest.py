@@ -1,7 +1,7 @@
-"""The manifest of a bank: a journal of JSON lines, and the networks and records they add up to.
+"""The manifest of a bank: a journal of JSON lines that describes networks and records.
 
-Every line ends with a checksum of its text and its number, so that none is changed, lost or moved
-unnoticed. A last line that a crash has cut off is dropped.
+Every line ends with a checksum of its text and its number, so that no change, loss or move of a
+line goes unnoticed. A last line cut off by a crash is dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """One tensor of every network, and how a row of the file holds it."""
+    """The layout of one tensor of every network in a row of the file."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows that were written together, with a checksum of each of their tensors."""
+    """Rows written together, with a checksum of each of their tensors."""
 
     start: int
     stop: int
@@ -51,17 +51,17 @@ class Block(NamedTuple):
 
 
 class Manifest:
-    """The state of a bank, and the journal that it is read from.
+    """The state of a bank, read from its journal.
 
     Args:
-        path: of the journal; it is made when the first entry is written.
+        path: of the journal, created with the first entry.
 
     Attributes:
-        dtype: the type in which weights are stored, if not their own.
+        dtype: type in which weights are stored, if not their own.
         layout: the tensors of a network.
-        row_bytes: the size of a network in the file.
+        row_bytes: size of a network in the file.
         blocks: the networks, in the order of their rows.
-        records: what is known of each network.
+        records: the record of each network.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,10 +74,10 @@ class Manifest:
         check_file(path)
         content = path.read_bytes() if path.exists() else b""
         self._size, self._length, self._lines = len(content), _intact(content), 0
-        """Bytes of the file, and bytes and number of its whole entries."""
+        "Size of the file, and bytes and number of its complete entries."
         self._seen: tuple[int, ...] = ()
         self._left = 0
-        """The file when it was last compared with this, and the networks that it had left."""
+        "Identity of the file when it was last read, and the number of networks it had then."
         if self._length < self._size:
             _log.warning("%s ends in the middle of an entry, which is dropped.", path)
         for line in content[: self._length].splitlines(keepends=True):
@@ -89,21 +89,21 @@ class Manifest:
             self._apply(_entry(line, self._lines))
         except _DAMAGES as error:
             raise ValueError(
-                f"Line {self._lines + 1} of {self.path} is damaged ({first_line(error)}): put back "
-                "a copy of the file; nothing has been changed."
+                f"Line {self._lines + 1} of {self.path} is damaged ({first_line(error)}): "
+                "restore a copy of the file; nothing has been changed."
             ) from None
         self._lines += 1
 
     def require_unchanged(self) -> None:
-        """Refuse to write where another process has written, on a disk without locks."""
+        """Refuse to write if another process has written, on a disk without locks."""
         if (self.path.stat().st_size if self.path.exists() else 0) != self._size:
-            raise ValueError(f"{self.path} has been changed by another process: open it anew.")
+            raise ValueError(f"{self.path} has been changed by another process: open it again.")
 
     def require_rows(self, stop: int) -> None:
-        """Refuse to read networks in whose place another process has, or may have, written others.
+        """Refuse to read networks that another process may have overwritten.
 
         Args:
-            stop: number of the first networks that are read.
+            stop: end of the range of networks to read.
         """
         try:
             state = os.stat(self.path)
@@ -120,7 +120,7 @@ class Manifest:
             )
 
     def _rows_left(self) -> int:
-        """The number of networks that later entries of other processes have left as they were."""
+        """Return the number of networks that later entries of others have left unchanged."""
         content, rows = self.path.read_bytes(), len(self.records)
         later = content[self._length : _intact(content)].splitlines(keepends=True)
         try:
@@ -130,7 +130,7 @@ class Manifest:
             return 0
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Add an entry: it is on disk when this returns, and not in the file if this raises."""
+        """Append an entry, which is on disk on return, and not in the file after an error."""
         self.require_unchanged()
         body = json.dumps(entry, separators=(",", ":")).encode()
         line = body[:-1] + f',"check":"{zlib.crc32(body, self._lines):08x}"}}\n'.encode()
@@ -153,7 +153,7 @@ class Manifest:
 
     # -------------------------------------------------------- entries
     def _apply(self, entry: dict[str, Any]) -> None:
-        """Change the state as one line says, or raise an error whose message is half a sentence."""
+        """Apply one line to the state, or raise an error with a short message."""
         if not self._lines:
             self._begin(entry)
         elif "truncate" in entry:
@@ -163,7 +163,9 @@ class Manifest:
 
     def _begin(self, entry: dict[str, Any]) -> None:
         if entry["bank"] != FORMAT:
-            raise ValueError(f"the bank has format {entry['bank']}, this version reads {FORMAT}")
+            raise ValueError(
+                f"the bank has format {entry['bank']}, but this version reads {FORMAT}"
+            )
         self.dtype = entry["dtype"] and type_named(entry["dtype"])
         check_floating_type("dtype", self.dtype, optional=True)
         rows = {n: (type_named(t), torch.Size(shape), bool(w)) for n, (t, shape, w) in
@@ -182,16 +184,16 @@ class Manifest:
         self.row_bytes += -self.row_bytes % 8
 
     def _extend(self, records: list[Any], rows: int | None, checks: list[int]) -> None:
-        """Add records, and blocks of so many rows, each with a checksum of every tensor."""
+        """Add records and blocks of rows, each with a checksum of every tensor."""
         start, stop = len(self.records), len(self.records) + len(records)
         if not all(isinstance(record, dict) for record in records):
             raise ValueError("a record is not a group of values")
         step = max(1, len(records)) if rows is None else rows
         if type(step) is not int or step < 1:
-            raise ValueError(f"{step!r} is no number of rows")
+            raise ValueError(f"{step!r} is not a number of rows")
         starts, count = range(start, max(stop, start + 1), step), len(self.layout)
         if len(checks) != count * len(starts):
-            raise ValueError("it has checksums of other tensors than the header")
+            raise ValueError("its checksums are of other tensors than the header")
         self.records += records
         for k, first in enumerate(starts):
             of_block = tuple(checks[k * count : (k + 1) * count])
@@ -199,9 +201,9 @@ class Manifest:
 
     def _truncate(self, rows: int, checks: tuple[int, ...]) -> None:
         if len(checks) != len(self.layout):
-            raise ValueError("it has checksums of other tensors than the header")
+            raise ValueError("its checksums are of other tensors than the header")
         if type(rows) is not int or not 0 <= rows <= len(self.records):
-            raise ValueError(f"{rows} networks cannot be left")
+            raise ValueError(f"{rows} networks cannot remain")
         del self.records[rows:]
         self.blocks = [block for block in self.blocks if block.start < rows]
         if self.blocks:
@@ -209,23 +211,24 @@ class Manifest:
 
     # -------------------------------------------------------- networks
     def check(self, networks: Params) -> None:
-        """Refuse networks of another kind than the first ones."""
+        """Refuse networks with another architecture than the first ones."""
         if networks.keys() != self.layout.keys():
             odd = sorted(networks.keys() ^ self.layout.keys())[0]
             raise ValueError(
-                f"The bank {self.path.parent} holds other networks: {odd!r} is in only one."
+                f"The bank {self.path.parent} holds networks of another architecture: "
+                f"{odd!r} is in only one."
             )
         for name, tensor in networks.items():
             dtype, shape, *_ = self.layout[name]
             if tensor.shape[1:] != shape:
                 raise ValueError(
-                    f"`{name}` has shape {tuple(tensor.shape[1:])}, in the bank {tuple(shape)}."
+                    f"`{name}` has shape {tuple(tensor.shape[1:])}, but {tuple(shape)} in the bank."
                 )
             if torch.promote_types(dtype, tensor.dtype) != dtype:
-                raise ValueError(f"`{name}` is {tensor.dtype}, the bank keeps {dtype}.")
+                raise ValueError(f"`{name}` is {tensor.dtype}, but the bank stores {dtype}.")
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
-        """Convert a tensor to the type in which it is stored, on the CPU."""
+        """Convert a tensor to its stored type, on the CPU."""
         stored = self.layout[name].stored
         result = tensor.detach().to("cpu", stored)
         if _overflows(tensor, stored):
@@ -236,15 +239,15 @@ class Manifest:
 def header(
     networks: Params, dtype: torch.dtype | None, weights: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Describe networks in the first entry, which decides what all others look like.
+    """Describe networks in the first entry, which fixes their architecture.
 
     Args:
         networks: a stack.
         dtype: of stored weights, if not their own.
-        weights: names of the tensors that count as weights, by default those of `is_weight`.
+        weights: names of the weights, by default those for which `is_weight` holds.
     """
     if unknown := [name for name in weights or () if name not in networks]:
-        raise ValueError(f"`weights` names {unknown[0]!r}, which the networks do not have.")
+        raise ValueError(f"`weights` names {unknown[0]!r}, but the networks do not have it.")
     tensors = {
         name: [
             _name(t.dtype),
@@ -265,16 +268,16 @@ def check_records(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _entry(line: bytes, number: int) -> Any:
-    """Read a line whose checksum is that of its text and its number."""
+    """Parse a line, and check the checksum of its text and number."""
     match = _CHECK.search(line)
     body = line if match is None else line[: match.start()] + b"}"
     if match is None or int(match[1], 16) != zlib.crc32(body, number):
-        raise ValueError("it is not as it was written")
+        raise ValueError("it differs from its checksum")
     return parse_json(body)
 
 
 def _intact(content: bytes) -> int:
-    """Return the length without a torn end: no newline, or the zeros of a power cut."""
+    """Return the length without an incomplete end: no newline, or the zeros of a power cut."""
     length = content.rfind(b"\n") + 1
     last = content.rfind(b"\n", 0, max(0, length - 1)) + 1
     return last if b"\0" in content[last:length] else length
@@ -285,16 +288,16 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def type_named(name: str) -> torch.dtype:
-    """The type of torch with a name, such as ``"float32"``, if it is one of numbers."""
+    """Return the type of torch with a name, such as ``"float32"``."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not _is_storable(dtype):
-        raise ValueError(f"{str(name)[:80]!r} is no type of numbers")
+        raise ValueError(f"{str(name)[:80]!r} is not a type of numbers")
     return dtype
 
 
 @functools.cache
 def _is_storable(dtype: torch.dtype) -> bool:
-    """Tell whether torch converts numbers to a type: others are quantised, or of half a byte."""
+    """Check whether torch converts numbers to a type, unlike quantised and half-byte ones."""
     try:
         torch.zeros(1, device="cpu").to(dtype)
     except RuntimeError:
@@ -303,14 +306,14 @@ def _is_storable(dtype: torch.dtype) -> bool:
 
 
 def _stored_type(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    """The type on the disk: whole and complex numbers stay what they are."""
+    """Return the type on disk, which for integers and complex numbers is their own."""
     return wanted if wanted is not None and dtype.is_floating_point else dtype
 
 
 def _overflows(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether a type is too narrow for finite numbers: some become infinite, some the largest.
+    """Check whether a type is too narrow for finite numbers: some become infinite or saturate.
 
-    They are compared in parts, with little memory.
+    Numbers are compared in parts, to save memory.
     """
     if not dtype.is_floating_point or dtype == tensor.dtype:
         return False

@@ -1,4 +1,4 @@
-"""Networks as rows of bytes: blocks of bounded memory, and a checksum of each of their tensors."""
+"""Networks as rows of bytes, in blocks of bounded memory with checksums of their tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PIECE = 2**24
 
 
 def rows_per_block(row_bytes: int) -> int:
-    """The number of networks that are written, and later checked, together."""
+    """Return the number of networks that are written, and later checked, together."""
     return max(1, _PIECE // max(1, row_bytes))
 
 
@@ -27,13 +27,13 @@ def write_block(
     tensor_of: Callable[[str], Tensor],
     count: int,
 ) -> list[int]:
-    """Write networks where a file is, and return the checksums of their tensors.
+    """Write networks at the position of a file, and return the checksums of their tensors.
 
     Args:
-        file: without a buffer.
+        file: unbuffered.
         layout: of a row.
         row_bytes: the size of a row.
-        tensor_of: gives a tensor of all these networks by its name, as it is stored.
+        tensor_of: returns a tensor of all these networks by name, as stored.
         count: number of networks, at most `rows_per_block`.
     """
     if count * row_bytes <= _PIECE:
@@ -67,7 +67,7 @@ def _write_together(
 
 
 def checksum(tensor: Tensor) -> int:
-    """The checksum of one tensor of some networks, a piece of it in memory at a time."""
+    """Return the checksum of one tensor of some networks, with one piece in memory at a time."""
     check = 0
     for piece in _pieces(tensor):
         check = zlib.crc32(piece, check)
@@ -75,7 +75,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor of some networks, ``(rows, *shape)``, in pieces of bounded size."""
+    """Yield the bytes of a tensor of some networks, ``(rows, *shape)``, in bounded pieces."""
     size = tensor.shape[1:].numel()
     flat = tensor.reshape(len(tensor), size)
     rows = rows_per_block(size * tensor.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""The distribution of data, and its banks, each with a card that says where it comes from."""
+"""The data distribution, its banks, and their cards of origin."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from weightsym import MissingPackage
 
 _CARD = "card.yaml"
 _BANKS = ("mnist_optunets",)
-"""Banks of the distribution of data, known by name where it is not installed, too."""
+"Banks of the data distribution, whose names are known without it, too."
 _INSTALL = "pip install lightning-bnn-data (in a clone: pip install -e ./bnn-data)"
 
 
 def data_folder() -> Path | None:
-    """The folder of the distribution `lightning-bnn-data`, None where it is not installed.
+    """Return the folder of `lightning-bnn-data`, or None if it is not installed.
 
     >>> (data_folder() / "references" / "sine" / "card.json").is_file()
     True
@@ -28,20 +28,20 @@ def data_folder() -> Path | None:
 
 
 def missing_data(title: str) -> MissingPackage:
-    """Say in one sentence what brings the data that are not installed.
+    """Return an error that explains how to install missing data.
 
     >>> print(missing_data("The reference 'sine'"))
     The reference 'sine' needs lightning-bnn-data: pip install lightning-bnn-data (in a clone: \
-pip install -e ./bnn-data)
+    pip install -e ./bnn-data)
 
     Args:
-        title: the name of what needs them.
+        title: name of the feature that needs them.
     """
     return MissingPackage(f"{title} needs lightning-bnn-data: {_INSTALL}")
 
 
 def shipped_banks() -> list[str]:
-    """The names of all banks of the distribution of data, sorted.
+    """Return the sorted names of all banks of the data distribution.
 
     >>> shipped_banks()
     ['mnist_optunets']
@@ -51,10 +51,10 @@ def shipped_banks() -> list[str]:
 
 
 def shipped_path(path: str | Path) -> Path:
-    """Find a bank of the distribution of data by its name, unless something is at that path.
+    """Find a bank of the data distribution by name, unless that path exists.
 
     Args:
-        path: of a user's networks, or the name of a bank of the distribution.
+        path: of a user's networks, or the name of a bank.
 
     >>> shipped_path("runs/ensemble")
     PosixPath('runs/ensemble')
@@ -64,7 +64,7 @@ def shipped_path(path: str | Path) -> Path:
 
 
 def shipped_bank(name: str) -> CheckpointBank:
-    """The networks of a bank of the distribution of data, to be read.
+    """Open a bank of the data distribution for reading.
 
     >>> networks = shipped_bank("mnist_optunets")[:3]
     >>> networks["0.weight"].shape
@@ -72,12 +72,12 @@ def shipped_bank(name: str) -> CheckpointBank:
     """
     if name not in _BANKS:
         names = ", ".join(_BANKS)
-        raise ValueError(f"There is no bank {name!r} in lightning-bnn-data; there are: {names}.")
+        raise ValueError(f"There is no bank {name!r} in lightning-bnn-data; choose from: {names}.")
     return CheckpointBank(_found(name), "r")
 
 
 def bank_card(path: Path) -> dict[str, str]:
-    """Read the card of a bank of the distribution of data, empty for a bank of the user's own.
+    """Read the card of a bank of the data distribution, empty for other banks.
 
     >>> card = bank_card(shipped_path("mnist_optunets"))
     >>> card["network"]
@@ -91,7 +91,7 @@ def bank_card(path: Path) -> dict[str, str]:
 
 
 def digest_of_networks(bank: Path) -> str:
-    """SHA-256 of all numbers of a bank, as networks have them.
+    """Return the SHA-256 of all numbers in the networks of a bank.
 
     >>> path = shipped_path("mnist_optunets")
     >>> bank_card(path)["sha256"].startswith(digest_of_networks(path))

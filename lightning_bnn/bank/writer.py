@@ -1,4 +1,4 @@
-"""Appending to a bank by a thread, while what trains the networks goes on."""
+"""Appends to a bank from a thread, while training continues."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from weightsym.params import Params, current_stream, elsewhere
 
 
 class BankWriter:
-    """Appends stacks by a thread, in the order they are given, and makes the giver wait if need be.
+    """Appends stacks from a thread, in order, and blocks the caller if too many are waiting.
 
-    Stacks for which the disk has no room are left out and counted, whether that is noticed before
-    or while they are written. After any other error nothing more is written.
+    Stacks for which the disk has no space are left out and counted, whether this is detected before
+    or during the write. After any other error nothing more is written.
 
     Args:
         bank: open for appending.
-        waiting: stacks that may wait to be written.
+        waiting: largest number of stacks in the queue.
 
     Attributes:
-        lost: networks that were left out.
+        lost: number of networks that were left out.
     """
 
     def __init__(self, bank: CheckpointBank, waiting: int = 2) -> None:
@@ -37,17 +37,17 @@ class BankWriter:
         self._thread.start()
 
     def put(self, networks: Params, records: list[dict[str, Any]]) -> None:
-        """Copy a stack, which may be on any device, and hand the copy over."""
+        """Copy a stack from any device, and queue the copy."""
         self._raise()
         self._queue.put((*_host_copy(networks), records))
 
     def flush(self) -> None:
-        """Wait until all that was given is on disk."""
+        """Wait until all queued stacks are on disk."""
         self._queue.join()
         self._raise()
 
     def close(self) -> None:
-        """Write the stacks that wait, then stop."""
+        """Write the queued stacks, then stop."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Data sets with what is out of distribution for them."""
+"""Data sets, with out-of-distribution and shifted test sets."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The base of data modules: sets with names, batches that resume, preparation on the device."""
+"""The base of data modules: named sets, resumable batches, preparation on the device."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ class RawBatch(NamedTuple):
     Attributes:
         inputs: of the networks.
         targets: of the networks.
-        draws: the random numbers of the augmentation.
-        per_member: whether every member has its own examples; the leading dimension then counts
-            members.
+        draws: random numbers of the augmentation.
+        per_member: whether every member has its own examples, counted by the leading dimension.
     """
 
     inputs: Tensor
@@ -42,21 +41,21 @@ class RawBatch(NamedTuple):
 
 
 class TensorLoader:
-    """Cuts tensors into batches. Nothing is copied example by example.
+    """Slices tensors into batches, without copying example by example.
 
-    Every process of a distributed run takes its share of each global batch: in training all get
-    the same number of examples (a few come twice), otherwise every example comes exactly once.
+    Every process of a distributed run takes its share of each global batch. In training all get the
+    same number of examples (a few are repeated), otherwise every example comes exactly once.
 
     Args:
         inputs: one row per example.
         targets: one row per example.
-        batch_size: examples in a batch of one process.
-        seed: together with the epoch and the position it determines order and augmentation.
-        training: shuffle.
-        draw: the random numbers of the augmentation.
+        batch_size: number of examples in a batch of one process.
+        seed: determines order and augmentation, together with the epoch and the position.
+        training: whether to shuffle.
+        draw: draws the random numbers of the augmentation.
         rank, world_size: which process of how many this is.
-        orders: numbers of orders, one for each member; every batch is then a `MemberBatch` in which
-            each member has its own order, and its own augmentation. By default all share one.
+        orders: index of an order for each member; every batch is then a `MemberBatch` in which each
+            member has its own order and augmentation. By default all share one.
     """
 
     def __init__(
@@ -80,26 +79,26 @@ class TensorLoader:
 
     @property
     def dataset(self) -> Tensor:
-        """Something whose length is the number of examples, for Lightning."""
+        """An object whose length is the number of examples, for Lightning."""
         return self.inputs
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """The place where Lightning looks for ``set_epoch``."""
+        """The object on which Lightning calls ``set_epoch``."""
         return SimpleNamespace(sampler=self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, which has an order of its own."""
+        """Begin an epoch with its own order."""
         if epoch != self.epoch:
             self.position = 0
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Number of batches of this process."""
+        """Return the number of batches of this process."""
         return -(-self._share() // self.batch_size)
 
     def __iter__(self) -> Iterator[RawBatch]:
-        """The rest of an epoch that was interrupted, or a whole one."""
+        """Yield the batches of an epoch, or the rest of an interrupted one."""
         start = self._take_resumed()
         order = self._order()
         for position in range(start, len(self)):
@@ -107,19 +106,19 @@ class TensorLoader:
             yield self._batch(order, position)
 
     def example(self, rows: int) -> RawBatch:
-        """The first rows, for whoever needs to know what inputs look like."""
+        """Return the first rows, as an example of the inputs."""
         return RawBatch(self.inputs[:rows], self.targets[:rows])
 
     def whole(self) -> TensorLoader:
-        """All examples of all processes, in order and without augmentation."""
+        """Yield all examples of all processes, in order and without augmentation."""
         return TensorLoader(self.inputs, self.targets, self.batch_size, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in this epoch."""
+        """Return the position in this epoch."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the epoch was left."""
+        """Continue from a position in an epoch."""
         self.epoch, self.position = state["epoch"], state["position"]
         self._resumed = self.epoch if self.position < len(self) else None
 
@@ -129,13 +128,13 @@ class TensorLoader:
         return start
 
     def _share(self) -> int:
-        """The number of examples of this process in an epoch."""
+        """Return the number of examples of this process in an epoch."""
         if self.training:
             return -(-len(self.inputs) // self.world_size)
         return len(range(self.rank, len(self.inputs), self.world_size))
 
     def _order(self) -> Tensor:
-        """Rows in the order of this epoch, one line for each of several orders."""
+        """Return rows in the order of this epoch, one line for each of several orders."""
         n = len(self.inputs)
         if not self.training:
             return torch.arange(self.rank, n, self.world_size)
@@ -145,7 +144,7 @@ class TensorLoader:
         return torch.stack([self._rows_here(order).int() for order in orders])  # half the memory
 
     def _rows_here(self, order: Tensor) -> Tensor:
-        """The rows of this process, out of those of all processes."""
+        """Select the rows of this process from those of all processes."""
         padded = order[torch.arange(self._share() * self.world_size) % len(order)]
         return padded[self.rank :: self.world_size]
 
@@ -164,13 +163,13 @@ class TensorLoader:
         return torch.stack(draws)
 
     def _generator(self, position: int, *order: int) -> torch.Generator:
-        """Another stream for every epoch and position, and for the augmentation of every rank."""
+        """Return a generator for an epoch and position, different by rank for augmentation."""
         stream = self.rank if position >= 0 else 0
         return keyed_generator(self.seed, self.epoch, position, stream, *order)
 
 
 def _rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
-    """``tensor[rows]``, whole rows at a time."""
+    """Select ``tensor[rows]``, whole rows at a time."""
     flat = tensor.index_select(0, rows.flatten().to(tensor.device))
     return flat.view(*rows.shape, *tensor.shape[1:])
 
@@ -179,7 +178,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 class MissingData(FileNotFoundError):
-    """Files of a data set are missing. The text says where they belong and how to get them.
+    """Files of a data set are missing. The message names their folder and source.
 
     >>> from lightning_bnn.datamodules import UCI
     >>> try:
@@ -192,7 +191,7 @@ class MissingData(FileNotFoundError):
 
 @dataclass
 class Splits:
-    """Examples to learn from, and named sets to be tested on.
+    """Training, validation and named test sets.
 
     >>> examples = torch.zeros(8, 2), torch.zeros(8)
     >>> splits = Splits(train=examples, val=None, test=examples, ood={"far": examples})
@@ -210,16 +209,16 @@ class Splits:
 class DataModule(L.LightningDataModule, ABC):
     """In-distribution data with any number of out-of-distribution and shifted test sets.
 
-    Subclasses write `load`; those of images also set ``mean`` and ``std`` (of inputs that lie
-    between 0 and 1) and ``augmentation``. The data stay in memory as they are on the disk (bytes);
-    augmentation and normalisation run on the device.
+    Subclasses define `load`. Those for images also set ``mean`` and ``std`` (of inputs between 0
+    and 1) and ``augmentation``. The data stay in memory as on the disk (bytes); augmentation and
+    normalisation run on the device.
 
     Args:
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides splits, order and augmentation.
-        orders: how many members get training batches of their own, in orders of their own (or the
-            numbers of these orders); by default all members share the batches.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of validation and test.
+        seed: determines splits, order and augmentation.
+        orders: number of members with training batches of their own, in orders of their own (or the
+            indices of these orders); by default all members share the batches.
 
     >>> class Line(DataModule):
     ...     def load(self):
@@ -251,16 +250,16 @@ class DataModule(L.LightningDataModule, ABC):
         self.orders = list(range(orders)) if isinstance(orders, int) else orders
         if self.orders is not None and not _are_numbers(self.orders):
             raise ValueError(
-                f"`orders` must be a number of members, or different whole numbers, got {orders}."
+                f"`orders` must be a number of members, or distinct integers, got {orders}."
             )
         self.splits: Splits | None = None
 
     @abstractmethod
     def load(self) -> Splits:
-        """Read or draw the data, split into named sets."""
+        """Read or draw the data, and return named sets."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the data, unless they have been read."""
+        """Read the data, unless this was done before."""
         if self.splits is None:
             self.splits = self.load()
 
@@ -272,28 +271,28 @@ class DataModule(L.LightningDataModule, ABC):
 
     @property
     def num_data(self) -> int:
-        """The number of training examples, all processes together."""
+        """The number of training examples, over all processes."""
         return len(self._loaded.train[0])
 
     @property
     def test_sets(self) -> list[tuple[str, str]]:
-        """Name and kind (``id``, ``ood``, ``shift``) of the loaders that a test goes through."""
+        """Name and kind (``id``, ``ood``, ``shift``) of the test loaders."""
         splits = self._loaded
         named = [("test", "id"), *((name, "ood") for name in splits.ood)]
         return [*named, *((name, "shift") for name in splits.shift)]
 
     # -------------------------------------------------------- loaders
     def train_dataloader(self) -> TensorLoader:
-        """Shuffled batches, keyed by seed, epoch and position."""
+        """Return shuffled batches, seeded by seed, epoch and position."""
         draw = None if self.augmentation is None else self.augmentation.draw
         return self._loader(self._loaded.train, training=True, draw=draw)
 
     def val_dataloader(self) -> TensorLoader | list[Any]:
-        """The held-out part of the training data, if there is one."""
+        """Return the held-out part of the training data, if there is one."""
         return [] if self._loaded.val is None else self._loader(self._loaded.val)
 
     def test_dataloader(self) -> list[TensorLoader]:
-        """One loader for each of `test_sets`."""
+        """Return one loader for each of `test_sets`."""
         splits = self._loaded
         return [
             self._loader(examples)
@@ -301,7 +300,7 @@ class DataModule(L.LightningDataModule, ABC):
         ]
 
     def predict_dataloader(self) -> TensorLoader:
-        """Batches of the in-distribution test set."""
+        """Return batches of the in-distribution test set."""
         return self._loader(self._loaded.test)
 
     def _loader(self, examples: Examples, training: bool = False, draw: Any = None) -> TensorLoader:
@@ -322,7 +321,7 @@ class DataModule(L.LightningDataModule, ABC):
         )
 
     def _placed(self, examples: Examples) -> Examples:
-        """Examples moved to the device that trains, if a quarter of its free memory holds them."""
+        """Move examples to the training device if they fit into a quarter of its free memory."""
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         if device.type == "cpu":
             return examples
@@ -334,7 +333,7 @@ class DataModule(L.LightningDataModule, ABC):
 
     # -------------------------------------------------------- on the device
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Augment and normalise a batch where it is used."""
+        """Augment and normalise a batch on the device."""
         if not isinstance(batch, RawBatch):
             return batch
         inputs = batch.inputs
@@ -347,16 +346,16 @@ class DataModule(L.LightningDataModule, ABC):
         return MemberBatch(inputs, batch.targets) if batch.per_member else (inputs, batch.targets)
 
     def prepared(self, loader: TensorLoader) -> Iterator[tuple[Any, Any]]:
-        """Batches of a loader as networks take them, without a trainer."""
+        """Yield batches of a loader as networks take them, without a trainer."""
         return (self.on_after_batch_transfer(batch, 0) for batch in loader)
 
     def normalise(self, inputs: Tensor) -> Tensor:
-        """Bytes to numbers of mean zero and variance one, as far as ``mean`` and ``std`` tell."""
+        """Convert bytes to standardised numbers, if ``mean`` and ``std`` are set."""
         return normalise(inputs, self.mean, self.std)
 
 
 class InMemory(DataModule):
-    """Examples to learn from, in an order that the seed alone decides."""
+    """Examples in an order determined by the seed alone."""
 
     def __init__(self, examples: Examples, batch_size: int, seed: int) -> None:
         super().__init__(batch_size=batch_size, seed=seed)
@@ -372,18 +371,18 @@ def _are_numbers(orders: Sequence[int]) -> bool:
 
 
 def _share_of(trainer: Any) -> tuple[int, int]:
-    """The number of this process, and how many processes share the examples."""
+    """Return the rank of this process, and the number of processes that share the examples."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return kwargs.get("rank", 0), kwargs.get("num_replicas", 1)
 
 
 def data_root(root: str | None) -> Path:
-    """The folder of data sets: the argument, else ``LIGHTNING_BNN_DATA``, else ``data``."""
+    """Return the folder of data sets: the argument, else ``LIGHTNING_BNN_DATA``, else ``data``."""
     return Path(root or os.environ.get("LIGHTNING_BNN_DATA") or "data").expanduser()
 
 
 def hold_out(examples: Examples, size: int, seed: int) -> tuple[Examples, Examples | None]:
-    """Split some examples off, at random, or none for size 0."""
+    """Hold out random examples, or none for size 0."""
     inputs, targets = examples
     if not 0 <= size < len(inputs):
         raise ValueError(f"`val_size` must be at least 0 and below {len(inputs)}, got {size}.")
@@ -395,7 +394,7 @@ def hold_out(examples: Examples, size: int, seed: int) -> tuple[Examples, Exampl
 
 
 def read_files(reader: Callable[[], Any], name: str, root: Path, how: str) -> Any:
-    """The result of a reader, or an error that says where the files belong and how to get them."""
+    """Return the result of a reader, or raise an error that names the folder and the source."""
     try:
         return reader()
     except (RuntimeError, FileNotFoundError) as error:
@@ -404,8 +403,8 @@ def read_files(reader: Callable[[], Any], name: str, root: Path, how: str) -> An
 
 
 def missing(name: str, folder: Path, how: str, reason: str = "") -> MissingData:
-    """The error for a data set that is not in its folder."""
+    """Return the error for a data set that is not in its folder."""
     return MissingData(
-        f"{name} was not found in {folder.resolve()}{reason}. {how} Another folder: `root`, or the "
-        "environment variable LIGHTNING_BNN_DATA."
+        f"{name} was not found in {folder.resolve()}{reason}. {how} To use another folder, "
+        "set `root` or the environment variable LIGHTNING_BNN_DATA."
     )

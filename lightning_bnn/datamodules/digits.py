@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels that come with scikit-learn: nothing to download."""
+"""Handwritten digits of 8 x 8 pixels from scikit-learn, without a download."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Digits"]
 class Digits(DataModule):
     """1797 digits in ten classes, ``(1, 8, 8)``, split at random with equal shares of classes.
 
-    Out of distribution are test digits with their pixels in one other order (``scrambled``), their
-    negatives (``inverted``) and images of independent pixels (``noise``); shifted are digits with
-    noise added (``noisy``) and moved by one pixel (``moved``).
+    Out of distribution are test digits with permuted pixels (``scrambled``), their negatives
+    (``inverted``) and images of independent pixels (``noise``). Shifted are digits with added noise
+    (``noisy``) and digits moved by one pixel (``moved``).
 
     Args:
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides splits, order and noise.
-        val_share: part of the data for validation.
-        test_share: part of the data for the test.
-        orders: how many members get training batches of their own, see `DataModule`.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of validation and test.
+        seed: determines splits, order and noise.
+        val_share: fraction of the data for validation.
+        test_share: fraction of the data for the test.
+        orders: number of members with training batches of their own, see `DataModule`.
 
     >>> data = Digits()
     >>> data.num_data, data.splits.train[0].shape
@@ -50,13 +50,13 @@ class Digits(DataModule):
         super().__init__(batch_size, eval_batch_size, seed, orders)
         if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
             raise ValueError(
-                "`val_share` and `test_share` must be parts of the data that leave some for "
+                "`val_share` and `test_share` must be fractions that leave some data for "
                 f"training, got {val_share} and {test_share}."
             )
         self.val_share, self.test_share = val_share, test_share
 
     def load(self) -> Splits:
-        """Split the data and make the other sets of the test digits."""
+        """Split the data, and make the other sets from the test digits."""
         with needed("`Digits`"):
             from sklearn.datasets import load_digits
 
@@ -68,7 +68,7 @@ class Digits(DataModule):
         return Splits(train, val if len(val[0]) else None, test, *self._others(test))
 
     def _split(self, labels: Tensor) -> list[Tensor]:
-        """Rows for training, validation and test, class by class."""
+        """Return rows for training, validation and test, class by class."""
         generator = keyed_generator(self.seed, "digits")
         parts: list[list[Tensor]] = [[], [], []]
         for label in labels.unique():

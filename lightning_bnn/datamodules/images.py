@@ -1,4 +1,4 @@
-"""Images that are read from a folder: MNIST, CIFAR-10, CIFAR-100 and TinyImageNet."""
+"""Images from a folder: MNIST, CIFAR-10, CIFAR-100 and TinyImageNet."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ __all__ = ["CIFAR10", "CIFAR100", "MNIST", "TinyImageNet"]
 
 
 class ImageData(DataModule):
-    """Images that are read from a folder and augmented by random crops.
+    """Images from a folder, augmented by random crops.
 
     Args:
         root: folder of the data; by default the environment variable ``LIGHTNING_BNN_DATA``, else
             ``data``.
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides splits, order and augmentation.
-        val_size: training examples that are held out for validation.
-        augment: random crops with four pixels of padding, and mirror images of photographs.
-        standardise: pixels of mean zero and variance one; otherwise they are from 0 to 1.
-        download: fetch what is missing.
-        orders: how many members get training batches of their own, see `DataModule`.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of validation and test.
+        seed: determines splits, order and augmentation.
+        val_size: number of training examples held out for validation.
+        augment: whether to use random crops with four pixels of padding, and mirror images of
+            photographs.
+        standardise: whether pixels have mean zero and variance one; otherwise they are between 0
+            and 1.
+        download: whether to fetch missing files.
+        orders: number of members with training batches of their own, see `DataModule`.
     """
 
     mirrored = True
@@ -67,10 +69,10 @@ class ImageData(DataModule):
 
 
 def torchvision_set(name: str) -> Any:
-    """A class of data sets of torchvision, which the extra `data` brings.
+    """Return a class of data sets of torchvision, which requires the extra `data`.
 
     Args:
-        name: of the class.
+        name: name of the class.
     """
     with needed(f"`{name}`"):
         from torchvision import datasets
@@ -93,7 +95,7 @@ class MNIST(ImageData):
     mirrored = False
 
     def prepare_data(self) -> None:
-        """Download, where that is asked for."""
+        """Download the files, if requested."""
         if self.download:
             for name in ("MNIST", "FashionMNIST"):
                 torchvision_set(name)(str(self.root), download=True)
@@ -135,7 +137,7 @@ class CIFAR10(ImageData):
     source = "CIFAR10"
 
     def prepare_data(self) -> None:
-        """Download, where that is asked for."""
+        """Download the files, if requested."""
         if self.download:
             torchvision_set(self.source)(str(self.root), download=True)
             torchvision_set("SVHN")(str(self.root), split="test", download=True)
@@ -200,7 +202,7 @@ class TinyImageNet(ImageData):
         return self.root / "tiny-imagenet-200"
 
     def prepare_data(self) -> None:
-        """Download the textures, where that is asked for."""
+        """Download the textures, if requested."""
         if self.download:
             torchvision_set("DTD")(str(self.root), download=True)
 
@@ -247,7 +249,7 @@ def _labels(values: Sequence[int]) -> Tensor:
 
 
 def _decoded(paths: Sequence[Path], name: str) -> Tensor:
-    """All images as bytes ``(n, 3, 64, 64)``."""
+    """Return all images as bytes ``(n, 3, 64, 64)``."""
     images = np.empty((len(paths), _SIDE, _SIDE, 3), np.uint8)
 
     def read(k: int) -> None:

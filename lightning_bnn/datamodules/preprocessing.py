@@ -1,4 +1,4 @@
-"""Random crops and normalisation of batches, on the device where they are."""
+"""Random crops and normalisation of batches, on their device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class CropFlip:
-    """Shift every image by up to ``padding`` pixels, zeros coming in. Mirror every second one.
+    """Shifts every image by up to ``padding`` pixels of zeros, and mirrors every second one.
 
-    The random numbers are drawn apart, with the batch, so that they depend neither on the device
-    nor on anything that runs beside.
+    The random numbers are drawn separately, with the batch, so that they depend neither on the
+    device nor on concurrent work.
 
     Args:
-        padding: pixels.
+        padding: number of pixels.
         flip: whether images are mirrored.
     """
 
@@ -23,13 +23,13 @@ class CropFlip:
         self.padding, self.flip = padding, flip
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """For every image the offsets of its crop, and whether it is mirrored."""
+        """Draw the crop offsets of every image, and whether it is mirrored."""
         offsets = torch.randint(2 * self.padding + 1, (n, 2), generator=generator)
         mirrored = torch.randint(2, (n, 1), generator=generator) * int(self.flip)
         return torch.cat([offsets, mirrored], 1)
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Images ``(batch, channels, height, width)`` after the draws."""
+        """Apply the draws to images ``(batch, channels, height, width)``."""
         n, _, height, width = images.shape
         down, right, mirrored = draws.unbind(1)
         padded = torch.nn.functional.pad(images, (self.padding,) * 4)
@@ -41,20 +41,20 @@ class CropFlip:
 
 
 AT_ONCE = 2**16
-"""Numbers that stay in the cache from one operation to the next."""
+"Number of entries that stay in the cache between operations."
 
 
 def normalise(
     inputs: Tensor, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> Tensor:
-    """Bytes as numbers from 0 to 1, channels with mean zero and variance one.
+    """Convert bytes to numbers from 0 to 1, and channels to mean zero and variance one.
 
     >>> normalise(torch.tensor([0, 51, 255], dtype=torch.uint8))
     tensor([0.0000, 0.2000, 1.0000])
 
     Args:
         inputs: examples, ``(..., channels, height, width)`` if there are means.
-        mean: of every channel, once bytes are numbers; None leaves them as they are.
+        mean: of every channel, after the conversion of bytes; None leaves them as they are.
         std: of every channel.
     """
     of_bytes = inputs.dtype == torch.uint8
@@ -80,7 +80,7 @@ def normalise(
 
 
 def _pieces(x: Tensor) -> Sequence[Tensor]:
-    """Some examples after the other on a processor with caches, else all at once."""
+    """Yield some examples at a time on a processor with caches, else all at once."""
     if x.ndim < 4 or x.device.type != "cpu" or x.numel() <= AT_ONCE:
         return [x]
     examples = x.flatten(0, -4)

@@ -1,4 +1,4 @@
-"""Small problems whose posteriors can be looked at."""
+"""Small problems with posteriors that can be plotted."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class TwoGaussians(DataModule):
     .. math:: x \mid c \sim N\big((4 c - 2)\, (1, 1)^T,\; I\big), \quad c \in \{0, 1\}
 
     Training points are drawn again until a line separates the classes with a gap, so that a small
-    network can reach a loss of zero. Targets are class indices; out of distribution is a ring
-    around both classes.
+    network can reach a loss of zero. Targets are class indices. A ring around both classes is out
+    of distribution.
 
     Args:
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of test.
-        seed: decides the points and their order.
-        size: points of each class.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of test.
+        seed: determines the points and their order.
+        size: number of points per class.
         gap: smallest distance between the classes, along the best line.
-        orders: how many members get training batches of their own, see `DataModule`.
+        orders: number of members with training batches of their own, see `DataModule`.
 
     References:
         | A Symmetry-Aware Exploration of Bayesian Neural Network Posteriors (2024), appendix A
@@ -57,14 +57,14 @@ class TwoGaussians(DataModule):
         self.size, self.gap = size, gap
 
     def load(self) -> Splits:
-        """Draw until the training points are separated."""
+        """Draw points until the classes are separated."""
         generator = keyed_generator(self.seed, "two Gaussians")
         draws = (self._points(generator) for _ in range(_DRAWS))
         train = next((points for points in draws if separation(*points) >= self.gap), None)
         if train is None:
             raise ValueError(
-                f"`gap` {self.gap} was in none of {_DRAWS} draws of {self.size} points a class: "
-                "take a smaller `gap` or `size`."
+                f"None of {_DRAWS} draws of {self.size} points per class had a `gap` of "
+                f"{self.gap}: set a smaller `gap` or `size`."
             )
         angle = 2 * torch.pi * torch.rand(self.size, generator=generator)
         ring = 12 * torch.stack([angle.cos(), angle.sin()], 1)
@@ -78,9 +78,9 @@ class TwoGaussians(DataModule):
 
 
 def separation(points: Tensor, labels: Tensor) -> float:
-    """Width of the widest empty strip between two classes, or 0 if no line separates them.
+    """Return the width of the widest empty strip between two classes, or 0 if they overlap.
 
-    That is the distance of their convex hulls, the smallest norm of a difference of two convex
+    This is the distance of their convex hulls, the smallest norm of a difference of two convex
     combinations, found by quadratic programming.
     """
     from scipy.optimize import nnls
@@ -98,15 +98,15 @@ def separation(points: Tensor, labels: Tensor) -> float:
 
 
 class TractableReLU(DataModule):
-    r"""Targets :math:`\alpha |x|`, which two ReLU units without biases can give in two ways.
+    r"""Targets :math:`\alpha |x|`, which two ReLU units without biases can represent in two ways.
 
     Args:
-        alpha: the slope, where the two modes of the posterior lie.
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of test.
-        seed: decides the inputs and their order.
-        size: training examples, and test examples.
-        orders: how many members get training batches of their own, see `DataModule`.
+        alpha: the slope, which determines the two modes of the posterior.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of test.
+        seed: determines the inputs and their order.
+        size: number of training examples, and of test examples.
+        orders: number of members with training batches of their own, see `DataModule`.
 
     References:
         | Variational Inference Failures Under Model Symmetries (2024), section 5.1
@@ -145,13 +145,13 @@ class NoisySine(DataModule):
     Out of distribution are inputs between 2 and 4 on both sides (``outside``).
 
     Args:
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of test.
-        seed: decides inputs, noise and order.
-        size: training examples.
-        test_size: test examples.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of test.
+        seed: determines inputs, noise and order.
+        size: number of training examples.
+        test_size: number of test examples.
         noise: standard deviation of the noise.
-        orders: how many members get training batches of their own, see `DataModule`.
+        orders: number of members with training batches of their own, see `DataModule`.
 
     >>> x, y = NoisySine(size=1000, noise=0.1).load().train
     >>> round((y - (2 * x).sin()).std().item(), 1)

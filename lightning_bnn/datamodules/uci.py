@@ -1,4 +1,4 @@
-"""Regression on tables of the UCI repository, in the layout that this field's papers share."""
+"""Regression on tables of the UCI repository, in the layout of published papers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["Airfoil", "Concrete", "Diabetes", "EmbeddedTable", "Energy", "UCI", 
 
 
 class UCI(DataModule):
-    r"""One table. Inputs and targets are standardised by the training rows.
+    r"""One table, with inputs and targets standardised by the training rows.
 
-    The folder is that of the splits by Hernandez-Lobato and Adams: ``data.txt`` with one example
-    per line, ``index_features.txt`` and ``index_target.txt`` with columns, and, for the published
-    splits, ``index_train_<k>.txt`` and ``index_test_<k>.txt`` with rows. Without these a tenth of
-    the rows is drawn for the test. A file ``<table>.csv`` in place of the folder has a line of
-    names and then one example per line, the target last.
+    The folder has the layout of the splits by Hernandez-Lobato and Adams: ``data.txt`` with one
+    example per line, ``index_features.txt`` and ``index_target.txt`` with columns, and, for the
+    published splits, ``index_train_<k>.txt`` and ``index_test_<k>.txt`` with rows. Without these a
+    tenth of the rows is drawn for the test. A file ``<table>.csv`` instead of the folder has a line
+    of names, followed by one example per line with the target last.
 
     Out of distribution are test inputs whose columns are shuffled independently of each other
     (``shuffled``), and test inputs five times as far from the mean (``far``).
@@ -44,15 +44,15 @@ class UCI(DataModule):
             ``"protein-tertiary-structure"``, ``"yacht"``, or one of your own in this layout.
         root: folder that holds ``UCI_Datasets`` (or that folder itself, or the CSV files); by
             default the environment variable ``LIGHTNING_BNN_DATA``, else ``data``.
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides order and validation set.
-        split: which of the published splits.
-        val_size: training examples that are held out for validation.
-        orders: how many members get training batches of their own, see `DataModule`.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of validation and test.
+        seed: determines order and validation set.
+        split: index of a published split.
+        val_size: number of training examples held out for validation.
+        orders: number of members with training batches of their own, see `DataModule`.
 
     Attributes:
-        target_std: the factor that gives a standardised error the unit of the target.
+        target_std: factor from standardised errors to the unit of the target.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -93,7 +93,7 @@ class UCI(DataModule):
         return _splits(self, inputs, targets, *self._rows(len(inputs)))
 
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets as the file has them."""
+        """Return inputs and targets in their own units."""
         if (self.folder / "data.txt").is_file():
             data = _numbers(self.folder / "data.txt", 0, None)
             return data[:, self._index("features")], data[:, self._index("target")]
@@ -125,7 +125,7 @@ class UCI(DataModule):
 
 
 def _numbers(file: Path, header: int, delimiter: str | None) -> Tensor:
-    """A table of finite numbers with at least one input and one target."""
+    """Return a table of finite numbers with at least one input and one target."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an empty file is refused below
@@ -142,7 +142,7 @@ def _numbers(file: Path, header: int, delimiter: str | None) -> Tensor:
 
 
 def _splits(data: Any, inputs: Tensor, targets: Tensor, rows: Tensor, test_rows: Tensor) -> Splits:
-    """Standardise the rows of a table, and hold some of those of training out."""
+    """Standardise the rows of a table, and hold some training rows out."""
     inputs, _ = standardised(inputs, rows)
     targets, data.target_std = standardised(targets, rows)
     train, val = hold_out((inputs[rows], targets[rows]), data.val_size, data.seed)
@@ -151,11 +151,11 @@ def _splits(data: Any, inputs: Tensor, targets: Tensor, rows: Tensor, test_rows:
 
 
 def out_of_distribution(test: Examples, seed: int) -> dict[str, Examples]:
-    """Examples that are unlike a table: columns shuffled independently, and rows far away.
+    """Return examples unlike a table: columns shuffled independently, and rows far away.
 
     Args:
         test: standardised inputs, and targets.
-        seed: decides the shuffles.
+        seed: determines the shuffles.
     """
     inputs, targets = test
     generator = keyed_generator(seed, "shuffled columns")
@@ -164,11 +164,11 @@ def out_of_distribution(test: Examples, seed: int) -> dict[str, Examples]:
 
 
 def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns with mean zero and variance one over some rows, or zeros if constant.
+    """Scale columns to mean zero and variance one over some rows, constant ones to zero.
 
     Args:
         values: ``(rows, columns)``.
-        rows: which of them decide.
+        rows: rows that determine the scale.
 
     Returns:
         The columns, and the standard deviations that they had.
@@ -181,22 +181,22 @@ def standardised(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class EmbeddedTable(DataModule):
-    """Regression on a table that needs no download, standardised by the training rows.
+    """Regression on a table of the package, standardised by the training rows.
 
     Out of distribution are test inputs whose columns are shuffled independently of each other
     (``shuffled``), and test inputs five times as far from the mean (``far``).
 
     Args:
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation and test.
-        seed: decides order, validation set and shuffles.
-        split: decides which rows are for the test.
-        val_size: training examples that are held out for validation.
-        test_share: part of the data for the test.
-        orders: how many members get training batches of their own, see `DataModule`.
+        batch_size: number of examples in a training batch of one process.
+        eval_batch_size: number of examples in a batch of validation and test.
+        seed: determines order, validation set and shuffles.
+        split: determines the rows for the test.
+        val_size: number of training examples held out for validation.
+        test_share: fraction of the data for the test.
+        orders: number of members with training batches of their own, see `DataModule`.
 
     Attributes:
-        target_std: the factor that gives a standardised error the unit of the target.
+        target_std: factor from standardised errors to the unit of the target.
 
     >>> from lightning_bnn.datamodules import Yacht
     >>> data = Yacht(val_size=31)
@@ -225,7 +225,7 @@ class EmbeddedTable(DataModule):
         self.target_std: Tensor | None = None
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets in their own units, in double precision, the target last."""
+        """Return inputs and targets in their own units, in double precision, the target last."""
         tables = files("lightning_bnn") / "datamodules" / "tables"
         with as_file(tables / f"{self.table}.csv") as path:
             rows = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1))
@@ -251,7 +251,7 @@ class Diabetes(EmbeddedTable):
     table = "diabetes"
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """The table of scikit-learn, as it is."""
+        """Return the table of scikit-learn in its own units."""
         with needed("`Diabetes`"):
             from sklearn.datasets import load_diabetes
 
@@ -277,7 +277,7 @@ class Airfoil(EmbeddedTable):
 class Concrete(EmbeddedTable):
     """1030 mixtures of concrete, eight inputs, strength (see `EmbeddedTable`).
 
-    25 rows are there twice, so that a few rows of a test were trained on.
+    25 rows are duplicates, so that a few test rows are also in the training set.
 
     References:
         | Concrete Compressive Strength (Yeh, 1998/2007), CC BY 4.0

@@ -1,4 +1,4 @@
-"""Pictures: pure functions from tensors to matplotlib figures."""
+"""Plots: pure functions from tensors to matplotlib figures."""
 
 from typing import TYPE_CHECKING
 

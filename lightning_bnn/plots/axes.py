@@ -1,4 +1,4 @@
-"""Axes to draw on, without pyplot and its global state, and legends that cover nothing."""
+"""Axes without pyplot and its global state, and legends that cover nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 TEXT, TITLE = 10.5, 11.0
 """Points of letters."""
 CARD = (4.0, 2.5)
-"""Inches of axes alone: in a card of TensorBoard, 340 pixels wide, letters have twelve pixels."""
+"Inches of a single panel: on a TensorBoard card, 340 pixels wide, letters have twelve pixels."
 WIDTH = 2.9
-"""Inches of a panel beside others: two of them can be read on a phone."""
+"Inches of a panel beside others: two of them are legible on a phone."
 MARKERS = "osD^vPX<>*"
 _MOST = 12
 _LOOK: dict[str, Any] = {
@@ -24,21 +24,21 @@ _LOOK: dict[str, Any] = {
 }  # fmt: skip
 """Of legends."""
 _BELOW = 0.5
-"""Inches from axes to their legend: ticks and a label are in between."""
+"Inches from axes to their legend, with ticks and a label in between."
 _ALONG, _UP = 2.3, 1.9
 """Inches of a panel's axes, which labels do not exceed."""
 _ALONG_CARD, _UP_CARD = 3.4, 1.2
-"""The same of axes alone, with a title and two rows of a legend."""
+"Height of a single panel, with a title and two rows of a legend."
 _LEADER, _LETTERS = 1.05, 0.17
-"""Shares of axes: where names at the ends of lines begin, and how far apart these are."""
+"Shares of axes: where names at the ends of lines begin, and their distance."
 _ROW = 0.22
 """Inches of a row of a legend."""
 _HANDLE, _BESIDE = 0.5, 0.6
-"""Inches that a legend needs beside its text, alone and beside other columns."""
+"Inches that a legend needs besides its text, alone and beside other columns."
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
-    """The given axes and their figure, or those of a new figure."""
+    """Return the given axes and their figure, or those of a new figure."""
     if ax is not None:
         return ax.figure, ax
     figure, axes = _grid(1, 1, size)
@@ -48,11 +48,11 @@ def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[An
 def panels_of(
     count: int, columns: int = 2, height: float = 2.4, width: float = WIDTH
 ) -> tuple[Any, list[Axes]]:
-    """A figure of several axes. One axes alone is as large as a card.
+    """Create a figure of several axes. Single axes have the size of a card.
 
     Args:
-        count: of the axes.
-        columns: side by side, at most.
+        count: number of axes.
+        columns: largest number of columns.
         height: of a row, in inches.
         width: of a column.
     """
@@ -81,11 +81,11 @@ def _grid(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list
 def titled_panels(
     titles: Collection[str], columns: int = 2, height: float = 2.4
 ) -> tuple[Any, list[Axes]]:
-    """A figure with one axes for each title.
+    """Create a figure with one axes for each title.
 
     Args:
         titles: of the axes.
-        columns: side by side, at most.
+        columns: largest number of columns.
         height: of a row, in inches.
     """
     figure, axes = panels_of(len(titles), columns, height)
@@ -97,7 +97,7 @@ def titled_panels(
 def label_edges(axes: Sequence[Axes], labels: tuple[str, str]) -> None:
     """Label the axes at the left and at the lower end of every column.
 
-    An axis for which there is no label is called as its panel is, whose title goes.
+    An axis without a label is labelled with the title of its panel, which is removed.
 
     Args:
         axes: of one grid, row by row.
@@ -117,7 +117,7 @@ def label_edges(axes: Sequence[Axes], labels: tuple[str, str]) -> None:
 
 
 def _wrapped(label: str, inches: float) -> str:
-    """A label in lines that are no longer than its axis."""
+    """Break a label into lines no longer than its axis."""
     wide = _inches([label]) if label else 0.0
     return (
         label if wide <= inches else textwrap.fill(label, max(8, int(len(label) * inches / wide)))
@@ -125,7 +125,7 @@ def _wrapped(label: str, inches: float) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, the same in all panels, or grey.
+    """Return a colour for each name, the same in all panels, or grey.
 
     >>> colours(["a", "", "b", "a"])
     {'a': 'C0', '': '0.35', 'b': 'C1'}
@@ -136,14 +136,14 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def ask(figure: Any, question: str, subject: str) -> Any:
-    """Write above a figure what it asks, with the sign of a good answer, and what it is about.
+    """Write a question above a figure, with the sign of a good answer, and its subject.
 
-    The title of axes alone becomes a part of the subject.
+    The title of single axes becomes a part of the subject.
 
     Args:
         figure: with its axes.
         question: for example "Do units still change places? Flat at 1: no."
-        subject: the network, and what is left out of it.
+        subject: the network, and what is left out.
     """
     axes = [ax for ax in figure.axes if ax.get_title()]
     if len(axes) == 1:
@@ -156,7 +156,7 @@ def ask(figure: Any, question: str, subject: str) -> Any:
 
 
 def label_ends(ax: Axes) -> None:
-    """Write the names of lines where these end, at the right of the axes and apart from each other.
+    """Write the names of lines at their ends, to the right of the axes and apart from each other.
 
     Args:
         ax: with finished lines.
@@ -179,13 +179,13 @@ def label_ends(ax: Axes) -> None:
 
 
 def _end(line: Any, otherwise: float) -> tuple[float, float]:
-    """The last point of a line that is finite."""
+    """Return the last finite point of a line."""
     points = [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
     return next((p for p in points[::-1] if math.isfinite(p[1])), (points[-1][0], otherwise))
 
 
 def _spread(aims: Sequence[float]) -> list[float]:
-    """Ascending heights as near to the aims as the height of letters allows, within the axes."""
+    """Spread ascending heights as near to their targets as the letters allow, within the axes."""
     gap = min(_LETTERS, 1 / max(1, len(aims)))
     heights: list[float] = []
     for aim in aims:
@@ -195,12 +195,12 @@ def _spread(aims: Sequence[float]) -> list[float]:
 
 
 def short_names(names: Sequence[str], most: int = 16) -> dict[str, str]:
-    """Shorten paths of tensors to what differs, and long ones to their ends.
+    """Shorten paths of tensors to their differences, and long ones to their ends.
 
     Args:
-        names: paths such as "bert.encoder.layer.0.attention.self.query.weight"; what follows a
-            slash stays.
-        most: letters of a name that may stay whole.
+        names: paths such as "bert.encoder.layer.0.attention.self.query.weight"; text after a slash
+            stays.
+        most: number of letters up to which a name may stay whole.
 
     >>> short_names(["net.block.conv1.weight", "net.block.conv2.weight"])
     {'net.block.conv1.weight': 'conv1', 'net.block.conv2.weight': 'conv2'}
@@ -227,19 +227,19 @@ def short_names(names: Sequence[str], most: int = 16) -> dict[str, str]:
 
 
 def _cut(path: Sequence[str], last: int) -> str:
-    """The last words of a path, behind its first number and the word before that."""
+    """Return the last words of a path, after its first number and the word before that."""
     number = next((k for k, word in enumerate(path[:-last]) if word.isdigit()), -1)
     head = ".".join(path[max(0, number - 1) : number + 1])
     return f"{head}…{'.'.join(path[-last:])}"
 
 
 def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
-    """One legend for all axes, in a cell of the grid that is free, or below them.
+    """Add one legend for all axes, in a free cell of the grid, or below them.
 
     Args:
         axes: of a figure.
-        least: entries, or there is none.
-        last: a name that comes after all others.
+        least: smallest number of entries with a legend.
+        last: name of the last entry.
     """
     marks: dict[str, Any] = {}
     for ax in axes:
@@ -261,7 +261,7 @@ def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
 
 
 def legend_below(ax: Axes) -> None:
-    """A legend below axes that may be those of somebody else's figure."""
+    """Add a legend below axes that may belong to another figure."""
     from matplotlib.transforms import ScaledTranslation
 
     figure: Any = ax.figure
@@ -275,19 +275,19 @@ def legend_below(ax: Axes) -> None:
 
 
 def _share(ax: Axes) -> float:
-    """Of the width of its figure, what is for axes and what is around them."""
+    """Return the shares of the figure's width for axes and their surroundings."""
     position = ax.get_subplotspec()
     return ax.get_position().width if position is None else 1 / position.get_gridspec().ncols
 
 
 def _columns(names: Collection[str] | Mapping[str, Any], width: float, most: int) -> int:
-    """The columns of a legend that fit into so many inches, at most `most`, in full rows."""
+    """Return the number of legend columns that fit, at most `most`, in full rows."""
     fit = max(1, min(len(names), most, int(width / (_inches(names) + _BESIDE))))
     return -(-len(names) // -(-len(names) // fit))
 
 
 def _inches(names: Collection[str] | Mapping[str, Any]) -> float:
-    """The width of the longest of some names."""
+    """Return the width of the longest name."""
     from matplotlib.textpath import TextPath
 
     plain = (name.replace("$", r"\$") for name in names)
@@ -296,7 +296,7 @@ def _inches(names: Collection[str] | Mapping[str, Any]) -> float:
 
 
 def span(values: Any) -> tuple[float, float]:
-    """Limits that are not empty, even of weights that never move and of no weights at all."""
+    """Return nonempty limits, even for constant weights and for none."""
     if not len(values):
         return -1.0, 1.0
     low, high = float(values.min()), float(values.max())

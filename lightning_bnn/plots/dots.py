@@ -1,4 +1,4 @@
-"""Numbers with error bars, one panel for each number and one line for each name."""
+"""Numbers with error bars, with one panel for each number and one line for each name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOOR = "noise floor"
 _LINE = 0.34
 """Inches of a name's line."""
 Numbers = Sequence[tuple[float, float]]
-"""Value and error of every name."""
+"Value and error of every name."
 
 
 def dots_figure(
@@ -27,15 +27,15 @@ def dots_figure(
     columns: int = 2,
     label: str | Mapping[str, str] = "",
 ) -> Figure:
-    """Numbers with error bars, one panel for each number and one line for each name.
+    """Plot numbers with error bars, one panel for each number and one line for each name.
 
     Args:
-        panels: for every title, by series, value and error of every name (NaN for none).
+        panels: for every title, value and error of every name (NaN for none), by series.
         names: of the lines, from the top.
-        floors: for some titles, a band (mean and half its width) of values that cannot be told from
-            zero; or one for every name, NaN for none.
-        columns: panels side by side.
-        label: of the horizontal axes, or of that of each title.
+        floors: for some titles, a band (mean and half its width) of values that are
+            indistinguishable from zero; or one for every name, NaN for none.
+        columns: number of panels side by side.
+        label: of the horizontal axes, for all or for each title.
 
     >>> accuracy, nll = [(0.9, 0.01), (0.8, 0.02)], [(0.3, 0.1), (0.4, 0.1)]
     >>> panels = {"accuracy": {"test": accuracy}, "NLL": {"test": nll}}
@@ -66,7 +66,7 @@ def dots_figure(
 
 
 def _floors(ax: Any, floors: Numbers | tuple[float, float], lines: int) -> None:
-    """Bands, and lines, since beside large numbers a band is narrower than a pixel."""
+    """Draw bands and lines, since beside large numbers a band is narrower than a pixel."""
     everywhere = isinstance(floors[0], (int, float))
     pairs: Any = [floors] * lines if everywhere else floors
     label: str | None = _FLOOR

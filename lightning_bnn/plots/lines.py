@@ -1,4 +1,4 @@
-"""Curves by panel, with bands or error bars around them."""
+"""Curves in panels, with bands or error bars."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Line", "lines_figure"]
 
 Log = Literal["", "x", "y", "xy"]
 _TICKS = 6
-"""Numbers that are few enough to be all the ticks of a logarithmic axis."""
+"Largest number of values that are all ticks of a logarithmic axis."
 _WIDTH = 1.8
 _APART, _PANEL = 3.5, 150.0
-"""Points between the error bars of two curves, at most, and across a panel."""
+"Points between the error bars of two curves, at most, and across a panel."
 
 
 class Line(NamedTuple):
-    """A curve, perhaps with a band around it.
+    """A curve, optionally with a band around it.
 
     Args:
-        x: the horizontal axis.
+        x: horizontal coordinates.
         y: the curve.
-        low: lower edge of the band; of a few points, lower ends of their error bars.
+        low: lower edge of the band; for few points, lower ends of their error bars.
         high: upper edge of the band.
 
     >>> from lightning_bnn.plots import Line, lines_figure
@@ -55,17 +55,17 @@ def lines_figure(
     columns: int = 2,
     log: Log = "",
 ) -> Figure:
-    """Curves with bands, one panel for each title.
+    """Plot curves with bands, one panel for each title.
 
-    Curves that lie on others are striped, so that all of them can be seen; error bars of a few
-    points stand beside each other.
+    Overlapping curves are striped, so that all of them are visible. Error bars of a few points
+    stand beside each other.
 
     Args:
         panels: for every title, curves by name.
-        labels: of both axes; if one is empty, the titles are.
-        marks: positions on the horizontal axis that get a vertical line.
-        columns: panels side by side.
-        log: the axes that are logarithmic, as long as all numbers on them are positive.
+        labels: of both axes; the titles replace an empty one.
+        marks: horizontal positions of vertical lines.
+        columns: number of panels side by side.
+        log: axes that are logarithmic if all their numbers are positive.
 
     >>> x = torch.linspace(-1, 1, 50)
     >>> figure = lines_figure({"one": {"y": Line(x, x)}, "two": {"y": Line(x, 2 * x)}}, ("x", "y"))
@@ -95,7 +95,7 @@ def lines_figure(
 
 
 def _draw(ax: Axes, line: Line, name: str, colour: str, marker: str) -> list[Any]:
-    """One curve, with its band or its error bars."""
+    """Draw one curve, with its band or its error bars."""
     x, y = line.x.double().numpy(), line.y.double().numpy()
     few = len(x) <= FEW
     look: dict[str, Any] = {"marker": marker, "markersize": 4.5, "mfc": "white"} if few else {}
@@ -111,7 +111,7 @@ def _draw(ax: Axes, line: Line, name: str, colour: str, marker: str) -> list[Any
 
 
 def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
-    """Logarithmic axes, the horizontal one with a tick for each of a few numbers."""
+    """Set logarithmic axes, with a tick for each of a few horizontal values."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     curves = list(curves)
@@ -130,7 +130,7 @@ def _scale(ax: Axes, curves: Iterable[Line], log: Log) -> None:
 
 
 def _separate(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequence[str]) -> None:
-    """Stripe the curves that lie on others, and set error bars beside each other."""
+    """Stripe overlapping curves, and set error bars beside each other."""
     from matplotlib.transforms import ScaledTranslation
 
     visible = [
@@ -151,14 +151,14 @@ def _separate(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequ
 
 
 def _panel_points(curve: Any) -> Any:
-    """The points of a curve from left to right, as shares of its panel."""
+    """Return the points of a curve from left to right, as shares of its panel."""
     curve.axes.get_xlim()  # which sets the limits
     points = (curve.axes.transData - curve.axes.transAxes).transform(curve.get_xydata())
     return points[points[:, 0].argsort()].T
 
 
 def _cover(curves: Mapping[str, Any], first: str, second: str) -> bool:
-    """Tell whether one curve of a panel covers another over a stretch that both have."""
+    """Check whether one curve of a panel covers another over a common stretch."""
     import numpy as np
 
     a, b = (curves.get(name, np.zeros((2, 0))) for name in (first, second))
@@ -174,7 +174,7 @@ def _cover(curves: Mapping[str, Any], first: str, second: str) -> bool:
 
 
 def _stripe(curve: Any, rank: int, highest: int) -> list[Any]:
-    """Leave out more of a curve the higher it lies, and lead from stripe to stripe below all."""
+    """Leave larger gaps in a curve the higher it lies, and connect the stripes below all curves."""
     if not rank:
         return []
     period, gaps = _STRIPE * (highest + 1), _STRIPE * rank
@@ -185,7 +185,7 @@ def _stripe(curve: Any, rank: int, highest: int) -> list[Any]:
 
 
 def _beside(visible: Sequence[Mapping[str, Any]], count: int) -> float:
-    """Points between the error bars of so many curves, which stay away from those of the next x."""
+    """Return the distance between error bars at the same x, which stay away from the next x."""
     import numpy as np
 
     x = np.unique([x for curves in visible for points in curves.values() for x in points[0]])
@@ -198,8 +198,8 @@ def _joined(tensors: Iterable[Tensor]) -> Tensor:
 
 
 _STRIPE = 2.4
-"""Widths of a line that a stripe is long."""
+"Length of a stripe in line widths."
 _CLOSE, _LONG = 0.012, 0.08
-"""Shares of a panel: how near curves are that cover each other, and how long they do."""
+"Shares of a panel: distance and length at which curves cover each other."
 FEW = 13
-"""Points of a curve that are marked one by one; such curves cover each other if all of them do."""
+"Largest number of points with markers; such curves overlap if all points do."

@@ -1,4 +1,4 @@
-"""One HTML page with everything in it: text, tables, figures."""
+"""One self-contained HTML page of text, tables and figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tabular(Protocol):
     """The interface of a table on a page."""
 
     def html(self, folded: bool = False) -> str:
-        """Write the table, or its title to click on, as HTML."""
+        """Return the table as HTML, or as a title that opens it."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Section:
     Attributes:
         title: its heading, if it has one.
         text: paragraphs.
-        code: what is shown as typed.
+        code: text shown as typed.
         tables: one below the other, under the figures.
         figures: by caption.
-        folds: whether tables are opened by a click.
+        folds: whether tables open with a click.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Section:
     folds: bool = True
 
     def html(self) -> str:
-        """The section of the page, as HTML."""
+        """Return the section as HTML."""
         heading = [_element("h2", self.title)] if self.title else []
         parts = [*heading, *(_element("p", text) for text in self.text)]
         if self.code:
@@ -71,7 +71,7 @@ class Section:
 
 
 def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
-    """A page that needs no other file.
+    """Return a page that needs no other files.
 
     Args:
         title: its heading.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["hexbin_figure", "histograms_figure", "scatter_figure"]
 
 _MANY = 200
-"""Points that are too many for markers of their own."""
+"Number of points above which markers are too dense."
 
 
 def hexbin_figure(
@@ -37,16 +37,16 @@ def hexbin_figure(
     central: float = 1.0,
     mirror: str = "",
 ) -> Figure:
-    """Density of two weights, one panel for each form (raw, scaled, sorted).
+    """Plot the density of two weights, one panel for each form (raw, scaled, sorted).
 
     All panels have the same limits and colours.
 
     Args:
         forms: ``(points, 2)`` by name.
         labels: names of the two weights.
-        diagonal: whether to draw where both are equal, with the same limits in both directions.
-        central: the central part of all coordinates; panels reach a third farther than these.
-        mirror: what the diagonal is called, by default by both names.
+        diagonal: whether to draw the diagonal, with the same limits in both directions.
+        central: central fraction of all coordinates; panels extend a third farther.
+        mirror: label of the diagonal, by default both names.
 
     >>> points = torch.randn(500, 2)
     >>> figure = hexbin_figure({"raw": points, "sorted": points.sort(1).values}, ("w1", "w2"))
@@ -88,7 +88,7 @@ def hexbin_figure(
 
 
 def _limits(points: Tensor, central: float) -> tuple[float, float]:
-    """The central part of coordinates, and some more."""
+    """Return limits a little wider than the central part of coordinates."""
     import numpy as np
 
     every = points.flatten().numpy()
@@ -99,7 +99,7 @@ def _limits(points: Tensor, central: float) -> tuple[float, float]:
 
 
 def _outside(points: Tensor, ends: Sequence[tuple[float, float]]) -> str:
-    """The number of points that are in no panel."""
+    """Describe the share of points outside all panels."""
     low, high = points.new_tensor(ends).T
     out = ((points < low) | (points > high)).any(1)
     share = 100 * float(out.double().mean()) if len(points) else 0.0
@@ -107,7 +107,7 @@ def _outside(points: Tensor, ends: Sequence[tuple[float, float]]) -> str:
 
 
 def _shades() -> Any:
-    """From pale, which is not white, to dark."""
+    """Return a colour map from pale, but not white, to dark."""
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
@@ -121,13 +121,13 @@ def histograms_figure(
     bins: int = 60,
     columns: int = 2,
 ) -> Figure:
-    """Histograms by form, one panel for each title.
+    """Plot histograms by form, one panel for each title.
 
     Args:
         panels: for every title, values by form.
-        label: of the horizontal axes; if it is empty, the titles are.
-        bins: of a histogram, at most; all forms of a panel have the same.
-        columns: panels side by side.
+        label: of the horizontal axes; the titles replace an empty one.
+        bins: largest number of bins, the same for all forms of a panel.
+        columns: number of panels side by side.
 
     >>> weights = torch.randn(500)
     >>> figure = histograms_figure({"1.weight": {"raw": weights, "unit norms": weights / 2}})
@@ -159,15 +159,15 @@ def scatter_figure(
     diagonal: bool = False,
     columns: int = 2,
 ) -> Figure:
-    """Points, one panel for each title.
+    """Plot points, one panel for each title.
 
-    A few points have hollow markers, which are seen below others, and perhaps error bars.
+    A few points have hollow markers, which remain visible below others, and optional error bars.
 
     Args:
-        panels: for every title, both coordinates by name, and the errors of both if there are any.
+        panels: for every title, both coordinates by name, and optionally the errors of both.
         labels: of both axes.
-        diagonal: whether to draw where both coordinates are equal.
-        columns: panels side by side.
+        diagonal: whether to draw the diagonal.
+        columns: number of panels side by side.
 
     >>> points = {"networks": (torch.rand(10), torch.rand(10))}
     >>> figure = scatter_figure({"test": points, "shifted": points}, ("before", "after"))

@@ -1,4 +1,4 @@
-"""Figures in which names are no formulas; apart, since matplotlib is imported when one is made."""
+"""A figure whose names are never formulas, apart since it imports matplotlib."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 _OF_AXES = (r"$\mathdefault", r"$\times\mathdefault")
-"""How formulas of ticks and offsets begin."""
+"Prefixes of formulas in ticks and offsets."
 
 
 class PlainFigure(Figure):
-    """A figure in which names of the user are no formulas, whatever dollars they hold."""
+    """A figure that shows names of the user literally, even with dollar signs."""
 
     def draw(self, renderer: Any) -> None:
         """Draw, with formulas along axes only."""
@@ -26,7 +26,7 @@ class PlainFigure(Figure):
         super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
-        """Show the figure in a notebook, which knows those of pyplot only."""
+        """Return the figure for a notebook, which knows only those of pyplot."""
         picture = io.BytesIO()
         self.savefig(picture, format="png", dpi=100)
         return picture.getvalue()

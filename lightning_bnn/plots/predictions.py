@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def reliability_figure(
     count: Tensor, confidence: Tensor, accuracy: Tensor, ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """A reliability diagram: accuracy against confidence, and how many examples each bin holds.
+    """Plot a reliability diagram: accuracy against confidence, and examples per bin.
 
     Args:
-        count: examples per bin.
+        count: number of examples per bin.
         confidence: mean confidence per bin.
         accuracy: fraction of correct examples per bin.
-        ax: where to draw; by default a figure of its own.
+        ax: target axes; by default those of a new figure.
 
     >>> import torch
     >>> from lightning_bnn.metrics import reliability
@@ -52,7 +52,7 @@ def _reliability(ax: Axes, count: Tensor, confidence: Tensor, accuracy: Tensor) 
 
 
 def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
-    """Reliability diagrams side by side, one for each title.
+    """Plot reliability diagrams side by side, one for each title.
 
     Args:
         diagrams: examples, mean confidence and accuracy per bin, by title.
@@ -74,7 +74,7 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
 
 
 def quantiles_figure(shares: Mapping[str, Tensor]) -> Figure:
-    """Shares of targets below their predicted quantiles, a line for each forecast.
+    """Plot shares of targets below their predicted quantiles, a line for each forecast.
 
     Args:
         shares: at evenly spaced levels between 0 and 1, by the name of the forecast.

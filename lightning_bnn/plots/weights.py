@@ -1,4 +1,4 @@
-"""Pictures of weights, and of how they change."""
+"""Plots of weights, and of their changes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str) -> Figure:
-    """Several curves over training steps, with their names at their ends.
+    """Plot several curves over training steps, with their names at their ends.
 
-    Of many curves the colours are a scale from the first to the last, and only the lowest and the
+    Many curves are coloured by a scale from the first to the last, and only the lowest and the
     highest have names.
 
     Args:
-        steps: the horizontal axis.
+        steps: horizontal coordinates.
         values: one curve per name.
         label: of the vertical axis.
 
@@ -56,22 +56,22 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
 
 
 _NAMED = 6
-"""Curves that all have names."""
+"Largest number of curves that all have names."
 
 
 def _marker(steps: Sequence[int]) -> str | None:
-    """A point is no line."""
+    """Mark a single point, which is not a line."""
     return "o" if len(steps) == 1 else None
 
 
 def distances_figure(
     stages: Mapping[str, Mapping[str, float]], shares: Mapping[str, float]
 ) -> Figure:
-    """Distances of two networks layer by layer, after every step, and the units that they share.
+    """Plot distances of two networks layer by layer, after every step, and their shared units.
 
     Args:
-        stages: by step that brings them together, the relative distance of every layer.
-        shares: by group of units, the share that both networks have in common.
+        stages: relative distance of every layer, by step of the alignment.
+        shares: fraction of units found in both networks, by group.
 
     >>> stages = {"as given": {"1": 1.4, "3": 1.3}, "units in order": {"1": 0.6, "3": 0.5}}
     >>> figure = distances_figure(stages, {"1.weight": 0.9})
@@ -95,7 +95,7 @@ def distances_figure(
 
 
 def _visible(values: Sequence[float]) -> list[float]:
-    """Zeros where a logarithmic axis can show them."""
+    """Replace zeros by the lower limit of a logarithmic axis."""
     return [max(value, 1e-9) for value in values]
 
 
@@ -105,13 +105,13 @@ def trajectories_figure(
     labels: Sequence[str],
     axis: str = "weight",
 ) -> Figure:
-    """Some weights over time, one panel for each form (raw, scaled, sorted).
+    """Plot some weights over time, one panel for each form (raw, scaled, sorted).
 
     Args:
         steps: the horizontal axis.
         forms: ``(times, weights)`` by name.
         labels: names of the weights.
-        axis: what the vertical axis is called.
+        axis: label of the vertical axis.
 
     >>> import torch
     >>> forms = {"raw": torch.randn(10, 2), "sorted": torch.randn(10, 2)}
@@ -133,12 +133,12 @@ def trajectories_figure(
 def chains_figure(
     chains: Mapping[str, Tensor], rhat: Mapping[str, Tensor], every: bool = True
 ) -> Figure:
-    """For every space, the number with the largest R-hat along all chains, and all values of R-hat.
+    """Plot the number with the largest R-hat in every space, and all values of R-hat.
 
     Args:
         chains: ``(chains, times, numbers)`` by space.
         rhat: ``(numbers,)`` by space.
-        every: whether the last panel has all values of R-hat.
+        every: whether a last panel shows all values of R-hat.
 
     >>> import torch
     >>> chains = {"function": torch.randn(4, 100, 3), "weights": torch.randn(4, 100, 8)}
@@ -160,11 +160,11 @@ def chains_figure(
 
 
 _VALUES = {"function": "prediction", "weights": "weight", "canonical": "canonical weight"}
-"""What is followed in a space."""
+"Names of the compared numbers in each space."
 
 
 def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
-    """All values, one histogram for each space. Those beyond the last bin are in it."""
+    """Plot a histogram of all values for each space. The last bin includes larger ones."""
     high = max(1.02, min(5.0, max(float(values.max()) for values in rhat.values())))
     for k, (space, values) in enumerate(rhat.items()):
         ax.hist(
@@ -176,7 +176,7 @@ def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
 
 
 _SPACES = ("black", "tab:brown", "tab:pink")
-"""Colours that no chain has, as long as there are few."""
+"Colours that no chain has, if there are few chains."
 
 
 def gaussians_figure(
@@ -184,13 +184,13 @@ def gaussians_figure(
     columns: int,
     labels: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """Diagonal Gaussians in the plane, as ellipses of two standard deviations over a density.
+    """Plot diagonal Gaussians in the plane, as two-sigma ellipses over a density.
 
     Args:
         panels: title, axis of a square grid, density on it (first index: first coordinate), means
-            and standard deviations ``(gaussians, 2)``. Densities are shown as shares of their
+            and standard deviations ``(gaussians, 2)``. Densities are shown relative to their
             maxima.
-        columns: panels side by side.
+        columns: number of panels side by side.
         labels: of both axes.
 
     >>> import torch
@@ -228,7 +228,7 @@ def gaussians_figure(
 
 
 def _inner_ticks_go(axes: Sequence[Axes], columns: int) -> None:
-    """Numbers stand at the edges only, where all panels have the same limits."""
+    """Remove inner tick labels if all panels have the same limits."""
     if len({(ax.get_xlim(), ax.get_ylim()) for ax in axes}) > 1:
         return
     for k, ax in enumerate(axes):

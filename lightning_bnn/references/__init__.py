@@ -1,4 +1,4 @@
-"""Posteriors that were sampled: draws of their weights, and how far these can be trusted."""
+"""Sampled posteriors: draws of their weights, and diagnostics of these draws."""
 
 from lightning_bnn.references.cards import Card
 from lightning_bnn.references.diagnosis import diagnose

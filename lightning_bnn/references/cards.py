@@ -1,4 +1,4 @@
-"""Cards of references: what is known of their draws, in a JSON file and in words."""
+"""Cards of references: facts about their draws, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from lightning_bnn.tables import Measured
 from weightsym.files import json_text, parse_json, write_whole
 
 _SEEDS = 3
-"""Number of other seeds from which gold must have been sampled again."""
+"Number of other seeds with which a gold reference must have been sampled again."
 
 
 @dataclass(frozen=True)
 class Card:
-    """A record of how the draws of a posterior were made, and of what they say about themselves.
+    """A record of the origin of a posterior's draws, and of their diagnostics.
 
     Attributes:
         name: of the reference.
         about: data, network, prior and likelihood in one sentence.
         made: sampler, settings, cost, machine and versions.
         sha256: of the draws, see `lightning_bnn.bank.shipped.digest_of_networks`.
-        diagnosis: of the draws that are stored, in the precision in which they are.
-        again: what runs from other seeds say, and how far they are from the run whose draws are
-            stored; all of that in the precision in which it was sampled.
+        diagnosis: of the stored draws, in their precision.
+        again: diagnostics of runs from other seeds, and their distances to the run of the stored
+            draws, all in the precision of the sampling.
         licence: of the data, and of the draws.
 
     >>> from lightning_bnn.references.shipped import reference_folder
@@ -50,7 +50,7 @@ class Card:
 
     @property
     def failures(self) -> list[str]:
-        """List what these draws, or those from other seeds, lack to be gold."""
+        """List the criteria of gold that these draws, or those from other seeds, miss."""
         count = len(self.again)
         few = [] if count >= _SEEDS else [f"sampled from {count} other seeds, not {_SEEDS}"]
         of_seeds = [f"seed {o['seed']}: {text}" for o in self.again for text in o["failures"]]
@@ -58,16 +58,16 @@ class Card:
 
     @property
     def verdict(self) -> str:
-        """Gold, or a long run, which stands for nothing but itself."""
+        """Verdict: gold, or a long run, which represents only itself."""
         return "long run" if self.failures else "gold"
 
     def write(self, path: Path) -> None:
-        """Write the card as JSON, with its failures for whoever reads the file."""
+        """Write the card as JSON, with its failures for readers."""
         write_whole(path, json_text({**asdict(self), "failures": self.failures}) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Card:
-        """Read a file that `write` has written, with failures that follow from its numbers."""
+        """Read the result of `write`, with failures computed from its numbers."""
         try:
             content = parse_json(path.read_text(encoding="utf-8"), object_hook=_with_nan)
             del content["failures"]
@@ -78,17 +78,17 @@ class Card:
             return cls(**content, diagnosis=Diagnosis(**diagnosis))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(
-                f"{path} is no card of a reference, or it is damaged ({error})."
+                f"{path} is not a card of a reference, or it is damaged ({error})."
             ) from None
 
 
 def _with_nan(group: dict[str, Any]) -> dict[str, Any]:
-    """Read null as a number that is not finite, which JSON does not have."""
+    """Convert null to NaN, which JSON does not have."""
     return {name: math.nan if value is None else value for name, value in group.items()}
 
 
 def _measured(pairs: Mapping[str, Sequence[float | None]]) -> dict[str, Measured]:
-    """Read numbers with their errors, which JSON holds as pairs."""
+    """Convert pairs of JSON to numbers with errors."""
     return {
         name: Measured(*(math.nan if number is None else number for number in pair))
         for name, pair in pairs.items()

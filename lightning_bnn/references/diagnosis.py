@@ -1,4 +1,4 @@
-"""Do chains agree: as functions, as weights with and without symmetries, half by half?"""
+"""Agreement of chains: as functions, as weights with and without symmetries, and by halves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weightsym import params as P
 from weightsym.params import Params
 
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
-"""What chains are compared as, and its name in tables."""
+"The spaces in which chains are compared, and their names in tables."
 CHAINS, EFFECTIVE, ERRORS = 4, 400, 3
 """What gold needs at least: chains, effective draws; and at most: errors of a law above zero.
 
@@ -31,7 +31,7 @@ Three, as a card has a dozen laws; one below zero says nothing against it, since
 """
 _LAWS = {"law": "law", "ns_law": "law without symmetries", "f_law": "law of functions"}
 _POINTS, _COMPARED = 100, 60
-"""Test inputs, and networks of a chain whose laws are compared."""
+"Test inputs, and networks per chain, whose laws are compared."
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Diagnosis:
     """Diagnostics of draws of several chains.
 
     Attributes:
-        chains: how many there are.
-        draws: networks of each.
+        chains: number of chains.
+        draws: number of networks per chain.
         spaces: R-hat and effective sizes, by space and name.
         halves: distances between the first half of the chains and the second.
 
@@ -58,7 +58,7 @@ class Diagnosis:
     halves: Mapping[str, Measured]
 
     def failures(self) -> list[str]:
-        """List what these draws lack to be gold, each in some words."""
+        """Describe the criteria of gold that these draws miss."""
         function = self.spaces["function"]
         checks = {
             f"{self.chains} chains, not {CHAINS}": self.chains >= CHAINS,
@@ -73,7 +73,9 @@ class Diagnosis:
             if name in self.halves:
                 value, error = self.halves[name]
                 apart = f"{value / error:.1f} errors apart"
-                checks[f"{title} of both halves of the chains {apart}"] = value <= ERRORS * error
+                checks[(f"{title} of both halves of the chains are {apart}")] = (
+                    value <= ERRORS * error
+                )
         return [text for text, holds in checks.items() if not holds]
 
 
@@ -82,7 +84,7 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     """Compare the chains of a posterior with each other.
 
     Args:
-        stored: four chains or more, so that half of them are a law; each a mode of at least eight
+        stored: four chains or more, so that each half is a law; each is a mode of at least eight
             networks.
         problem: its network and data.
 
@@ -96,7 +98,7 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
     sizes = [P.stack_size(chain) for chain in chains]
     if len(chains) < 4 or min(sizes) < LEAST:
         raise ValueError(
-            f"{stored.name} must be four chains or more of at least eight networks, got "
+            f"{stored.name} must have at least four chains of at least eight networks, got "
             f"{len(chains)} with {min(sizes, default=0)}."
         )
     draws = min(sizes)
@@ -110,10 +112,10 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
 
 
 def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dict[str, Tensor]:
-    """The numbers of every network by which chains are compared, by space.
+    """Return the numbers of every network that are compared between chains, by space.
 
-    Of predictions these are the logarithms of the probabilities of up to a hundred test targets,
-    or what is computed for their inputs if the likelihood is Gaussian. All of it in float64.
+    For predictions these are the logarithms of the probabilities of up to a hundred test targets,
+    or the outputs for their inputs if the likelihood is Gaussian, in float64.
 
     Args:
         stored: gives the computation.
@@ -144,13 +146,13 @@ def _flat(stored: StoredPosterior, networks: Params) -> Tensor:
 def between(
     left: StoredPosterior, right: StoredPosterior, problem: Problem, samples: int = _COMPARED
 ) -> dict[str, Measured]:
-    """Distances of the laws of two posteriors, and of what they predict.
+    """Return distances between the laws of two posteriors, and between their predictions.
 
     Args:
         left: several chains.
         right: several chains of the same network.
         problem: its data.
-        samples: networks of each chain at most.
+        samples: largest number of networks per chain.
     """
     left, right = left.thinned(samples), right.thinned(samples)
     first, second = left.networks(), right.networks()
@@ -167,7 +169,7 @@ def between(
 def _predictions(
     posterior: StoredPosterior, first: Params, second: Params, problem: Problem
 ) -> dict[str, Measured]:
-    """Mean distances between what two stacks predict."""
+    """Return mean distances between the predictions of two stacks."""
     test, averaged = [problem.test_set()], []
     for networks in (first, second):
         ((predictions,),) = predictions_of_mode(

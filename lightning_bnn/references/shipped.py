@@ -1,4 +1,4 @@
-"""The references of the distribution of data, and their cards for people."""
+"""The references of the data distribution, and readable cards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weightsym.files import read_settings
 
 
 def reference_names() -> list[str]:
-    """The names of all references that are installed, sorted.
+    """Return the sorted names of all installed references.
 
     >>> reference_names()
     ['airfoil', 'concrete', 'digits', 'digits_wide', 'energy', 'sine', 'two_gaussians', 'yacht']
@@ -38,7 +38,7 @@ def reference_folder(name: str) -> Path:
 
 
 def is_gold(name: str) -> bool:
-    """Tell whether a reference may rank what is compared with it, as its card says.
+    """Check whether a reference is gold by its card, and so may rank approximations.
 
     >>> is_gold("two_gaussians")
     True
@@ -47,7 +47,7 @@ def is_gold(name: str) -> bool:
 
 
 def reference_location(text: str) -> Location:
-    """A reference by its name, or networks on disk that stand for one.
+    """Find a reference by name, or networks on disk that serve as one.
 
     >>> reference_location("sine").path.name
     'bank'
@@ -67,7 +67,7 @@ def reference_location(text: str) -> Location:
 
 
 def read_reference(name: str) -> tuple[StoredPosterior, Problem, Card]:
-    """The draws of a reference, its network and data, and its card.
+    """Return the draws of a reference, its network and data, and its card.
 
     >>> posterior, problem, card = read_reference("two_gaussians")
     >>> len(posterior.modes), card.verdict
@@ -89,17 +89,17 @@ _USE = (
     "likelihood (`lightning-bnn fidelity`)"
 )
 _LIMITS = (
-    "says nothing about other priors, likelihoods or networks; a small network on little data, no "
-    "model to predict with; draws of one chain depend on each other"
+    "does not apply to other priors, likelihoods or networks; a small network on little "
+    "data, not a model to predict with; draws of one chain are dependent"
 )
 
 
 def readable_card(name: str, card: Card) -> str:
-    """Everything on the card of a reference, with its network, prior and data, in a line each.
+    """Return all entries of a reference's card, with its network, prior and data, one per line.
 
     Args:
         name: of the reference.
-        card: what is known of it.
+        card: its card.
 
     >>> from lightning_bnn.references import read_reference
     >>> card = read_reference("two_gaussians")[2]

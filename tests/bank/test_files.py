@@ -94,7 +94,11 @@ def test_published_archives(tmp_path):
         ("bad.tgz", {}, "bad.tgz is damaged"),
         ("one", {"prefix": "net."}, "has no names that start with 'net.'"),
         ("one", {"like": models.optunet()}, "does not fit: it lacks"),
-        (".", {"pattern": "*/*"}, "two/b.safetensors holds another network than .*'w' differs"),
+        (
+            ".",
+            {"pattern": "*/*"},
+            "two/b.safetensors holds a network with .*'w' differs",
+        ),
     ],
 )
 def test_errors(place, options, message, tmp_path):

@@ -22,5 +22,5 @@ def test_a_bank_as_a_data_set(tmp_path):
     raw = [labelled_networks(bank, "step") for bank in banks]
     assert not torch.allclose(raw[0][:][0], raw[1][:][0])
     assert raw[0][5][1] == 5
-    with pytest.raises(ValueError, match="'metrics' is no number of every record; fields are step"):
+    with pytest.raises(ValueError, match="'metrics' is not a number in every record"):
         labelled_networks(banks[0], "metrics")

@@ -200,7 +200,7 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
     [
         ({"members": 0}, "`members` must be at least 1"),
         ({"part": 0}, "`part` must be at least 1"),
-        ({"workers": 2}, "`workers` and `options` are for `cluster`"),
+        ({"workers": 2}, "`workers` and `options` require `cluster`"),
         ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml, and no preset"),
         ({"checkpoint_minutes": 0.0}, "`checkpoint_minutes` must be positive"),
         ({"change": {"trainer.devices": 2}}, "a part of a population trains on one device"),
@@ -241,7 +241,7 @@ def test_a_mistake_does_not_claim_the_folder_and_other_members_are_not_mixed(con
 def test_a_part_that_fails_for_good_is_told(config, tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setattr("lightning_bnn.clusters._RETRIES", 0)
-    with pytest.raises(ValueError, match="A job has failed for good"):
+    with pytest.raises(ValueError, match="A job has failed repeatedly"):
         population(
             config, 1, str(tmp_path / "bank"), cluster="slurm", options={"cluster": "local"},
             change={"model.init_args.nonsense": 3},

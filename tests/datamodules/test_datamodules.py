@@ -221,7 +221,7 @@ def test_the_root_comes_from_the_environment(root, monkeypatch):
         (lambda root: MNIST(root, val_size=40).setup(), "`val_size` must be at least 0 and below"),
         (lambda root: Digits(test_share=0.0), "`val_share` and `test_share`"),
         (lambda root: TwoGaussians(gap=4), "`gap` must be"),
-        (lambda root: TwoGaussians(size=1000, gap=1.5).load(), "in none of 10 draws of 1000"),
+        (lambda root: TwoGaussians(size=1000, gap=1.5).load(), "None of 10 draws of 1000"),
         (lambda root: NoisySine(noise=float("nan")), "`noise` must not be negative"),
         (lambda root: Diabetes(test_share=1.0), "`test_share` must be between 0 and 1"),
         (lambda root: UCI(3, root), "`table` must be the name of a table"),

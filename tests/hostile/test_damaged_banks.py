@@ -109,11 +109,11 @@ def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog)
     restore(tmp_path, {**files, "manifest.jsonl": signed(unsigned(manifest))})
     assert torch.equal(CheckpointBank(tmp_path, "r")[:]["w"], states[-1][0]["w"])  # the control
     for name, value, message in (
-        ("dtype", "Tensor", "'Tensor' is no type of numbers"),
+        ("dtype", "Tensor", "'Tensor' is not a type of numbers"),
         ("dtype", "int8", "must be a floating type"),
         ("tensors", {}, "it names no tensors"),
         *(
-            ("tensors", {"w": [dtype, [2], True]}, f"'{dtype}' is no type of numbers")
+            ("tensors", {"w": [dtype, [2], True]}, f"'{dtype}' is not a type of numbers")
             for dtype in ("quint8", "qint32", "bits8", "bits16", "float4_e2m1fn_x2", "int4")
         ),
         *(
@@ -148,7 +148,7 @@ def test_links_are_not_followed(name, sound, tmp_path):
     (folder / name).rename(elsewhere)
     (folder / name).symlink_to(elsewhere)
     before = elsewhere.read_bytes()
-    with pytest.raises(ValueError, match="must be a file of its own"):
+    with pytest.raises(ValueError, match="must be a regular file"):
         CheckpointBank(folder)
     assert elsewhere.read_bytes() == before
 

@@ -59,7 +59,7 @@ REFUSED = [
     (HMC, {"max_loss": 1.0}, "unexpected keyword argument 'max_loss'"),
     (MILE, {"network": network(0.2)}, "`network` has dropout"),
     (MILE, {"optimizer": samplers.HMC}, "`optimizer` HMC is not lightning_bnn.samplers.MCLMC"),
-    (SGHMC, {"every_n_steps": 2, "every_n_epochs": 1}, "Give exactly one of"),
+    (SGHMC, {"every_n_steps": 2, "every_n_epochs": 1}, "Set exactly one of"),
     (SGHMC, {"likelihood": LEARNED}, "`likelihood` has parameters of its own"),
     (SGHMC, {"optimizer": torch.optim.Adam}, "`optimizer` Adam is not a sampler"),
     (SGHMC, {"optimizer": decaying}, "Both `prior_std` of the module and `weight_decay`"),

@@ -99,5 +99,5 @@ def test_the_verdict_is_that_of_the_numbers_whatever_the_file_says(tmp_path):
 )
 def test_a_damaged_card_is_refused_with_the_reason(tmp_path, text, message):
     (tmp_path / "card.json").write_text(text)
-    with pytest.raises(ValueError, match=f"card.json is no card of a reference.*{message}"):
+    with pytest.raises(ValueError, match=f"card.json is not a card of a reference.*{message}"):
         Card.read(tmp_path / "card.json")

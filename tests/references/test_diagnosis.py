@@ -103,8 +103,8 @@ def test_networks_in_float32_and_float64_get_one_diagnosis(likelihood):
     ("chains", "times", "message"),
     [
         (8, 4, "at least eight networks, got 8 with 4"),
-        (1, 40, "must be four chains or more .* got 1 with 40"),
-        (3, 40, "must be four chains or more .* got 3 with 40"),
+        (1, 40, "must have at least four chains .* got 1 with 40"),
+        (3, 40, "must have at least four chains .* got 3 with 40"),
     ],
 )
 def test_too_few_draws_or_chains_are_refused(problem, chains, times, message):

@@ -81,7 +81,7 @@ def test_a_damaged_card_is_refused_in_one_sentence(command, copied, tmp_path, ca
     monkeypatch.chdir(tmp_path)
     (copied / "card.json").write_text("{}")
     message = failure(capsys, *command.split())
-    assert "card.json is no card of a reference, or it is damaged" in message
+    assert "card.json is not a card of a reference, or it is damaged" in message
 
 
 @pytest.mark.parametrize(
