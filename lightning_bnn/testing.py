@@ -1,8 +1,8 @@
-"""A device called "pretended" for machines without any: memory of the CPU that only meets its own.
+"""A fake device: CPU memory that refuses to mix with other devices.
 
-What would fail on a GPU because one of its tensors is on the CPU, or on another GPU, fails here,
-too; the numbers are those of the CPU. Registering it changes a process for good: tests with it
-need one of their own.
+Code that would fail on a GPU because one of its tensors is on the CPU or on another GPU also fails
+here, with the numbers of the CPU. Registration changes a process permanently: tests with it need a
+process of their own.
 
 >>> import torch
 >>> from lightning import Trainer
@@ -37,27 +37,27 @@ NAME, COUNT = "pretended", 2
 _CPU = torch.device("cpu")
 _MAY_MEET_ANY = "aten::copy_", "aten::_to_copy"
 _MAY_MEET_CPU = "aten::index.", "aten::index_put", "aten::_index_put"
-"""Operations that GPUs, too, allow with tensors of other devices."""
+"Operations that GPUs, too, allow with tensors of other devices."
 _LOWER = """addmm addmv addbmm baddbmm bmm mm mv matmul linear prelu conv1d conv2d conv3d
 convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention"""
 _SINGLE = """softmax log_softmax cross_entropy_loss nll_loss mse_loss kl_div layer_norm group_norm
 norm cumsum cumprod prod exp log log1p expm1 pow"""
-"""What autocast computes in lower, and what in single precision."""
+"Operations that autocast computes in lower, and in single precision."
 _AUTOCAST: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
 _libraries: list[torch.library.Library] = []
 _generators: list[torch.Generator] = []
 _places: dict[int, torch.device] = {}
-"""Devices of generators by their addresses: they lose their class when they are handed over."""
+"Devices of generators by their addresses, since generators lose their class in calls."
 _tensor = torch.tensor
 _TorchGenerator: Any = torch.Generator
 _GeneratorKind: Any = type(torch.Generator)
 
 
 def register(draws_of_cpu: bool = False) -> None:
-    """Make two such devices known to torch, and start their random numbers anew.
+    """Register two such devices with torch, and reset their random numbers.
 
     Args:
-        draws_of_cpu: share the random numbers of the CPU, so that results can be equal to its.
+        draws_of_cpu: share the random numbers of the CPU, for equal results.
 
     >>> register()
     >>> torch.get_device_module("pretended").device_count()
@@ -65,7 +65,9 @@ def register(draws_of_cpu: bool = False) -> None:
     """
     setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
     if setup is None:
-        raise ImportError("This torch has no devices that are written in Python: take a newer one.")
+        raise ImportError(
+            "This version of torch has no devices written in Python: use a newer one."
+        )
     if not _libraries:
         setup(NAME, backend_module=_Backend())
         torch.autograd.set_multithreading_enabled(False)  # it has threads for one device
@@ -83,10 +85,9 @@ def register(draws_of_cpu: bool = False) -> None:
 
 
 def trainer_options(index: int = 0) -> dict[str, Any]:
-    """What a Trainer on one of the devices gets.
+    """Return arguments of a Trainer for one of the devices.
 
-    For several processes, give it ``accelerator=PretendedAccelerator()``, ``devices`` and a
-    strategy.
+    For several processes, add ``accelerator=PretendedAccelerator()``, ``devices`` and a strategy.
 
     >>> trainer_options(1)["strategy"].root_device
     device(type='pretended', index=1)
@@ -96,7 +97,7 @@ def trainer_options(index: int = 0) -> dict[str, Any]:
 
 
 class PretendedAccelerator(CPUAccelerator):
-    """What a Trainer needs to know of the devices.
+    """The accelerator of the devices, for a Trainer.
 
     >>> PretendedAccelerator.get_parallel_devices(1)
     [device(type='pretended', index=0)]
@@ -119,7 +120,7 @@ class PretendedAccelerator(CPUAccelerator):
 
 
 class PretendedTensor(torch.Tensor):
-    """A tensor of a device, and the tensor of the CPU that is its memory."""
+    """A tensor of a device, backed by a tensor of the CPU."""
 
     memory: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as in torch
@@ -150,7 +151,7 @@ class PretendedTensor(torch.Tensor):
         self.memory = value.memory
 
     def __getitem__(self, index: Any) -> Any:
-        """Lists of numbers go by way of the CPU."""
+        """Index by lists of numbers on the CPU."""
         parts = index if isinstance(index, tuple) else (index,)
         return super().__getitem__(tuple(_tensor(p) if type(p) is list else p for p in parts))
 
@@ -180,7 +181,7 @@ class PretendedTensor(torch.Tensor):
 
 
 class _Backend:
-    """What torch asks a device for."""
+    """The interface of a device for torch."""
 
     def is_initialized(self) -> bool:
         return True
@@ -216,7 +217,7 @@ class _AnyGenerator(_GeneratorKind):
 
 
 class _Generator(_TorchGenerator, metaclass=_AnyGenerator):
-    """Of these devices or, as usual, of others."""
+    """Create a generator of these devices or of others."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         generator = super().__new__(cls) if _is_ours(device) else _TorchGenerator(device)
@@ -230,7 +231,7 @@ class _Generator(_TorchGenerator, metaclass=_AnyGenerator):
 
 # ------------------------------------------------------------ operations
 def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of an operation, on a device if its tensors or the wanted device are ours."""
+    """Return the result of an operation, on a device if its tensors or the target are ours."""
     name, draws, aliases, composite = _facts(operation)
     if composite:  # in inference mode
         return operation.decompose(*args, **kwargs)
@@ -252,7 +253,7 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _inside(value: Any, met: dict[torch.device, None]) -> Any:
-    """Arguments with the memory of our tensors; devices that can disagree are noted."""
+    """Replace tensors by their CPU memory, and record devices that can disagree."""
     container = type(value)
     if container is PretendedTensor:
         met[value.device] = None
@@ -275,7 +276,7 @@ def _outside(value: Any, device: torch.device) -> Any:
 
 @functools.cache
 def _facts(operation: Any) -> tuple[str, bool, bool, bool]:
-    """Its name, and whether it draws, may return memory of an argument, and consists of others."""
+    """Return the name of an operation, and whether it draws, returns views, or is composite."""
     name, key = operation.name(), "CompositeImplicitAutograd"
     aliases = any(argument.alias_info for argument in operation._schema.arguments)
     draws = torch.Tag.nondeterministic_seeded in operation.tags
@@ -290,7 +291,7 @@ def _check_devices(name: str, met: list[torch.device]) -> None:
 
 @contextlib.contextmanager
 def _draws_of(device: torch.device) -> Iterator[None]:
-    """Meanwhile the CPU, which computes, draws from the generator of a device."""
+    """Let the CPU draw from the generator of a device."""
     of_device, of_cpu = _generators[device.index], torch.default_generator
     if of_device is of_cpu:
         yield
@@ -322,7 +323,7 @@ def _overloads(name: str) -> list[Any]:
 
 
 def _autocast(operation: Any, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
-    """An operation within autocast, in a precision or in the lower one."""
+    """Register an operation for autocast, in a precision or in the lower one."""
     dtype = dtype or torch.get_autocast_dtype(NAME)
 
     def cast(value: Any) -> Any:
@@ -334,7 +335,7 @@ def _autocast(operation: Any, dtype: torch.dtype | None, *args: Any, **kwargs: A
 
 
 def _new_tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
-    """`torch.tensor`, which torch does not send to devices in Python."""
+    """Replace `torch.tensor`, which torch does not dispatch to devices in Python."""
     if device is None or not _is_ours(device):
         return _tensor(data, device=device, **options)
     trained = options.pop("requires_grad", False)

@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(
         not D.REAL and not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-        reason="this torch has no devices that are written in Python",
+        reason="this torch has no devices written in Python",
     ),
 ]
 ROUNDED = {

@@ -122,7 +122,7 @@ def test_what_cannot_be_saved_says_what_can(tmp_path):
     assert same(Posterior.load(tmp_path / "it").networks, draws.networks)
     with pytest.raises(ValueError, match="already holds a posterior or a bank"):
         draws.save(tmp_path / "it")
-    with pytest.raises(ValueError, match=r"not of this network: '0.bias' is \(3,\) in it, and \(4"):
+    with pytest.raises(ValueError, match=r"not of this network: '0.bias' is \(3,\) in it, but \(4"):
         Posterior.load(tmp_path / "it", torch.nn.Sequential(torch.nn.Linear(2, 4)))
 
 

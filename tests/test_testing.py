@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(
         not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-        reason="this torch has no devices that are written in Python",
+        reason="this torch has no devices written in Python",
     ),
 ]
 ONE, TWO = "pretended:0", "pretended:1"
@@ -106,7 +106,7 @@ def test_every_device_has_numbers_of_its_own(ask):
 
 def test_a_torch_that_is_too_old(monkeypatch):
     monkeypatch.delattr(backend_registration, "_setup_privateuseone_for_python_backend")
-    with pytest.raises(ImportError, match="take a newer one"):
+    with pytest.raises(ImportError, match="use a newer one"):
         testing.register()
 
 

@@ -117,7 +117,7 @@ class PermutationTau(SymmetryCallback):
 
     def _check(self, network: Network) -> None:
         if not UnitOrders(network.symmetries, self.by).groups:
-            raise ValueError("the network has no exchangeable units.")
+            raise ValueError("the network has no units that can be exchanged.")
 
     def _fresh(self, orders: Tensor) -> dict[str, Any]:
         zero = torch.zeros(orders.shape[:-1], dtype=torch.float64, device=orders.device)

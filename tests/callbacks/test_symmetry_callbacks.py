@@ -106,7 +106,7 @@ def test_scales_that_nothing_compensates_are_named_once():
             fit(module, gap)
         limits = [str(w.message) for w in said if "nothing compensates" in str(w.message)]
         assert len(limits) == normed
-    assert "the scales of 0.parametrizations.weight.original1, so that" in limits[0]
+    assert "the scales of 0.parametrizations.weight.original1, so " in limits[0]
     assert len(gap.history) == 4
 
 

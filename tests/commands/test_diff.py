@@ -104,7 +104,7 @@ def test_other_statistics_are_another_function(tmp_path, capsys):
     names = [write(tmp_path / f"{k}.safetensors", s) for k, s in enumerate((state, other))]
     assert code_of("diff", *names, *NORMED) == COPY
     said = capsys.readouterr().out
-    assert "weights agree up to symmetries and rounding, outputs do not" in said
+    assert "weights agree up to symmetries and rounding, but outputs do not" in said
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_folders_of_shards(tmp_path, capsys, monkeypatch):
         for shard in ("model-1.safetensors", "model-2.safetensors"):
             torch.testing.assert_close(load_file(out / shard), load_file(f"{wanted}/{shard}"))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "install transformers, or name the class" in failure(capsys, "match", a, b)
+    assert "install transformers, or specify the class" in failure(capsys, "match", a, b)
 
 
 def test_models_of_transformers(tmp_path, capsys):
@@ -307,7 +307,7 @@ def test_models_of_transformers(tmp_path, capsys):
     for name in "ab":
         (tmp_path / name / "config.json").write_text('{"architectures": ["os"]}')
     two = [tmp_path / "a", tmp_path / "b"]
-    assert "no network of transformers" in failure(capsys, "match", *two)
+    assert "not a network of transformers" in failure(capsys, "match", *two)
 
 
 # ------------------------------------------------------------ mistakes
@@ -319,7 +319,7 @@ REFUSED = [
     (["match", *OUT], "`--network` is missing"),
     (["match", "no.pt", "b.safetensors", *PLAIN], "There is no file or folder no.pt"),
     (["match", *TWO, "--out", "b.safetensors", "--overwrite", "true", *PLAIN],
-     "is one of the networks that are read"),
+     "is one of the input networks"),
     (["merge", *OUT[:1], *OUT[2:], *PLAIN], "must hold at least two networks, got 1"),
     *((["merge", *OUT, *PLAIN, "--weights", *w], "weights` must be") for w in WEIGHTS),
     (["match", *TWO, "--out", "there.safetensors", *PLAIN], "`--overwrite true` replaces it"),
@@ -334,7 +334,7 @@ REFUSED = [
     ([*BANK, "x.pt", "--last", "0"], "`last` must be at least 1"),
     (["merge", *TWO[:1], "nan.safetensors", *PLAIN], "nan.safetensors: '1.weight' holds NaN"),
     (["merge", "0.safetensors", "1.safetensors", "--out", "x.pt", "--network",
-      "disk_networks.Counted", "--input", "2,4"], "holds other whole numbers than the first"),
+      "disk_networks.Counted", "--input", "2,4"], "has other whole numbers in"),
 ]  # fmt: skip
 
 
@@ -403,9 +403,9 @@ def test_a_prefix_is_for_the_files_that_have_it(files, capsys):
     ("data", "message"),
     [
         ({"inputs": X}, "must hold `inputs` and `targets`"),
-        ({"inputs": X, "targets": torch.zeros(3)}, "must be as many"),
-        ({"inputs": X[:0], "targets": X[:0]}, "must be as many"),
-        ({"inputs": X, "targets": torch.tensor(1)}, "must be as many"),
+        ({"inputs": X, "targets": torch.zeros(3)}, "must have equal lengths"),
+        ({"inputs": X[:0], "targets": X[:0]}, "must have equal lengths"),
+        ({"inputs": X, "targets": torch.tensor(1)}, "must have equal lengths"),
         ({"inputs": X * torch.nan, "targets": torch.zeros(12, 3)}, "holds NaN or infinite"),
         ("none.pt", "there is no file"),
         ("none.yaml", "none.yaml"),

@@ -122,7 +122,7 @@ OPTUNETS, CHECKPOINT = OPTUNET[1:], [*OPTUNET[1:], "--checkpoint"]
 REFUSED = [
     (["nowhere.Net", "--input", "1"], "`nowhere.Net` cannot be imported"),
     (["torch.nn.Nothing", "--input", "1"], "There is no 'Nothing' in `torch.nn`"),
-    (["resnet18", "--input", "1"], "no import path"),
+    (["resnet18", "--input", "1"], "not an import path"),
     (OPTUNETS[:1], "`--input` is missing"),
     ([*OPTUNETS[:2], "1,x"], "must be positive sizes"),
     ([*OPTUNETS[:2], "1,3:floaty"], "must be positive sizes"),

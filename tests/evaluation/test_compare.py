@@ -356,7 +356,7 @@ LIKE = "--data like.yaml"
     [
         (f"{A} {LIKE}", "`reference` is missing"),
         (f"--reference ref {LIKE}",
-         "`reference` is no option: write it without `--reference`, behind the command"),
+         "`reference` is not an option: write it without `--reference`, after the command"),
         (f"ref a {LIKE}", "'a' has no option before it, and only `reference` can be without one; "
          "name it, as in --posteriors.NAME PLACE"),
         (f"ref {LIKE}", "`--posteriors` is missing"),

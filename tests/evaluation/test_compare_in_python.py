@@ -273,10 +273,10 @@ def test_what_holds_no_networks_is_refused(tmp_path):
     fitted = type("Fitted", (), {"sample": None, "model": NET, "mean": torch.ones(10)})()
     fitted.sample = lambda n: torch.ones(n, 10)
     for arguments, sentence in (
-        ((tmp_path,), "`network` is missing: files do not say"),
+        ((tmp_path,), "`network` is missing: files do not name"),
         ((tmp_path / "empty", NET), "There is no .* file in"),
         ((tmp_path / "swag.ckpt", NET), "which alone knows its posterior: load it by"),
-        ((fitted,), "The mean of Fitted is not the weights of the network"),
+        ((fitted,), "The mean of Fitted differs from the weights of the network"),
     ):
         with pytest.raises(ValueError, match=sentence):
             Posterior.of(*arguments)

@@ -227,10 +227,10 @@ def test_deviations_belong_to_weights_by_name():
         (lambda: Mixture([gaussian()], [0.0]), "`weights` must be 1 positive, finite numbers"),
         (lambda: DiagonalGaussian({"w": torch.ones(3)}, 0.0), "`std` must be positive"),
         (lambda: Posterior.of(P.of(SQUARE), SQUARE), "`source` is one network, like `network`"),
-        (lambda: Posterior.of(P.populate(SQUARE, 5), template()), "'0.bias' is missing in it, and"),
+        (lambda: Posterior.of(P.populate(SQUARE, 5), template()), "'0.bias' is missing in it, but"),
         (
             lambda: Posterior.of([SQUARE] * 2, nn.Linear(5, 4)),
-            r"'bias' is \(5,\) in it, and \(4,\)",
+            r"'bias' is \(5,\) in it, but \(4,\)",
         ),
         (lambda: DiagonalGaussian({"n": torch.ones(3).long()}), "`mean` has no weights"),
         (lambda: DiagonalGaussian(MEAN, {"a": torch.ones(3), "b": torch.ones(2, 3)}), "`std` must"),

@@ -151,7 +151,7 @@ REFUSED = {
     "no triangle": ({"L_factor": torch.ones(SIZE)}, "`L_factor` of State does not fit"),
     "weights": (
         {"params": {"w": torch.ones(1)}},
-        r"State has 'w' of shape \(1,\), the network has",
+        r"State has 'w' of shape \(1,\), which the network does not",
     ),
     "settings": ({"params": {"lr": 0.1}}, "or a list of networks, got one State"),
     "no mapping": ({"params": [torch.ones(1)]}, "or a list of networks, got one State"),
@@ -169,7 +169,7 @@ def odd_lists():
     others = Ensemble([mlp(2, [4], 3), mlp(2, [5], 3)])
     yield (
         [*states(2), *states(1, sd_diag=zeros(1.0))],
-        "The states are of several kinds: pass those",
+        "The states are of several classes: pass those",
     )
     yield states(1) * 2, "share tensors: update with `inplace=False`"
     yield others, r"`networks\[1\]` is another network than the first"

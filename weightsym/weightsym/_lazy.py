@@ -1,4 +1,4 @@
-"""Packages that import what they export on first use."""
+"""Packages whose exports are imported on first use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 
 def lazy_package(name: str) -> None:
-    """Import the exports of a package when they are first asked for.
+    """Import the exports of a package when they are first accessed.
 
-    The imports under ``if TYPE_CHECKING:`` of its ``__init__.py`` are the one list of what stands
-    where: type checkers follow them, and here they are read from the source. ``import *`` stands
-    for the ``__all__`` of a file. The first of these blocks is public; what further blocks import
-    is there for packages that build on this one, and no part of its ``__all__``. Neither is what
-    a package imports from itself, its files and folders.
+    The imports under ``if TYPE_CHECKING:`` of its ``__init__.py`` are the single list of exports:
+    type checkers follow them, and here they are read from the source. ``import *`` stands for the
+    ``__all__`` of a file. The first of these blocks is public. Later blocks are for packages that
+    build on this one, and are not in ``__all__``. Neither are imports of the package's own files
+    and folders.
     """
     package = sys.modules[name]
     assert package.__file__
@@ -54,7 +54,7 @@ class _LazyPackage(ModuleType):
 
 
 def _exports(package: Path) -> list[dict[str, str]]:
-    """The module of every name that is imported for type checkers only, block by block."""
+    """Return the module of every name that is imported for type checkers only, block by block."""
     return [
         {
             name: str(statement.module)
@@ -69,7 +69,7 @@ def _exports(package: Path) -> list[dict[str, str]]:
 
 
 def _names(module: str) -> list[str]:
-    """The ``__all__`` of a file, which is not parsed as a whole: this takes a tenth of the time."""
+    """Return the ``__all__`` of a file, without parsing it completely, in a tenth of the time."""
     top, *rest = module.split(".")
     file = Path(str(sys.modules[top].__file__)).parent.joinpath(*rest).with_suffix(".py")
     stated = re.search(

@@ -1,7 +1,6 @@
-"""Refuse numbers that a constructor cannot mean, in one sentence that names the argument.
+"""Checks of numbers in constructors, with error messages that name the argument.
 
-Not a number is neither above nor below anything, so that a comparison alone lets it through; true
-and false count as one and zero; and what is text is found out much later.
+Plain comparisons let NaN pass, true and false count as one and zero, and text fails much later.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = [
 
 
 def is_number(value: Any) -> bool:
-    """Check whether a value is one finite number, of whatever library, and neither true nor false.
+    """Check whether a value is one finite number of any library, but not a bool.
 
     >>> is_number(1e-3), is_number(2), is_number(True), is_number("3"), is_number(math.nan)
     (True, True, False, False, False)
@@ -39,12 +38,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """True for whole numbers of Python and numpy."""
+    """Check whether a value is an integer of Python or numpy, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_positive(name: str, value: Any, optional: bool = False) -> None:
-    """Refuse anything but positive numbers, and None where the argument is optional.
+    """Require a positive number, or None for an optional argument.
 
     >>> check_positive("temperature", math.nan)
     Traceback (most recent call last):
@@ -55,25 +54,25 @@ def check_positive(name: str, value: Any, optional: bool = False) -> None:
 
 
 def check_not_negative(name: str, value: Any, optional: bool = False) -> None:
-    """Refuse anything but zero and positive numbers."""
+    """Require zero or a positive number."""
     if not ((is_number(value) and value >= 0) or (optional and value is None)):
         raise ValueError(f"`{name}` must not be negative{_finite(value)}, got {value!r}.")
 
 
 def check_fraction(name: str, value: Any) -> None:
-    """Refuse anything but a part of a whole: at least zero and below one."""
+    """Require a number of at least zero and below one."""
     if not (is_number(value) and 0 <= value < 1):
         raise ValueError(f"`{name}` must be at least 0 and below 1, got {value!r}.")
 
 
 def check_between(name: str, value: Any) -> None:
-    """Refuse anything but numbers above zero and below one."""
+    """Require a number strictly between zero and one."""
     if not (is_number(value) and 0 < value < 1):
         raise ValueError(f"`{name}` must be between 0 and 1, got {value!r}.")
 
 
 def check_integer(name: str, value: Any, optional: bool = False) -> None:
-    """Refuse anything but whole numbers.
+    """Require a whole number.
 
     >>> check_integer("seed", 1.5)
     Traceback (most recent call last):
@@ -84,12 +83,12 @@ def check_integer(name: str, value: Any, optional: bool = False) -> None:
 
 
 def check_count(name: str, value: Any, least: int = 1, optional: bool = False) -> None:
-    """Refuse anything but whole numbers that are large enough.
+    """Require a whole number of at least a given size.
 
     Args:
         name: of the argument.
-        value: what was given.
-        least: the smallest that is allowed.
+        value: value of the argument.
+        least: the smallest allowed number.
         optional: whether None is allowed.
     """
     check_integer(name, value, optional)
@@ -99,16 +98,16 @@ def check_count(name: str, value: Any, least: int = 1, optional: bool = False) -
 
 
 def check_floating_type(name: str, value: Any, optional: bool = False) -> None:
-    """Refuse anything but floating types of torch, in which weights can be stored."""
+    """Require a floating type of torch that can store weights."""
     if not (_holds_fractions(value) or (optional and value is None)):
         raise ValueError(
-            f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: weights in "
-            "another one would lose their fractions."
+            f"`{name}` must be a floating type such as torch.bfloat16, got {value!r}: "
+            "other types would lose the fractions of weights."
         )
 
 
 def _holds_fractions(dtype: Any) -> bool:
-    """Check whether a type holds signs and fractions: there are floating ones without."""
+    """Check whether a type stores signs and fractions, as some floating ones do not."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return False
     numbers = torch.tensor([-1.0, 1.5], device="cpu")
@@ -119,7 +118,7 @@ def _holds_fractions(dtype: Any) -> bool:
 
 
 def check_tensors(**values: Any) -> None:
-    """Refuse anything but tensors, such as lists and arrays of numpy.
+    """Require tensors, instead of lists or arrays of numpy.
 
     >>> check_tensors(labels=[0, 1])
     Traceback (most recent call last):
@@ -135,7 +134,7 @@ def check_tensors(**values: Any) -> None:
 
 
 def _finite(value: Any) -> str:
-    """Name the demand that a value fails besides the right sign, to be put behind it."""
+    """Describe the requirement besides the sign that a value violates."""
     if isinstance(value, float) and not math.isnan(value) and value > 0:
         return " and finite"
     return "" if isinstance(value, float) or is_number(value) else ", a number"

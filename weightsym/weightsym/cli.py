@@ -1,4 +1,4 @@
-"""The console script, and what scripts of this kind share: commands that are functions."""
+"""The console script, and the base of such scripts: tables of commands that are functions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = {
-    "symmetries": "show what can be permuted, rescaled and flipped without changing the function",
+    "symmetries": "show the permutations, scales and signs that preserve the function of a network",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "bring networks of files, banks and runs into one frame, and average them",
-    "diff": "tell whether two networks in files are the same, one trained further, or unrelated",
+    "diff": "tell whether two networks are the same function, related, or independent",
 }
 """Commands, whose functions live in ``commands/<name>.py``."""
 _SEVERAL = {"sources": str, "weights": float}
-"""Arguments that take several words."""
+"Arguments with several words."
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command, and end mistakes of the user in one sentence and exit code 2."""
+    """Run one command. A mistake of the user ends it with one sentence and exit code 2."""
     Script().main(args)
 
 
@@ -34,14 +34,14 @@ class Script:
     program = "weightsym"  # with underscores this is the name of the package
     commands: Mapping[str, str] = COMMANDS
     resumed: Collection[str] = ()
-    """Commands that go on from their last checkpoint."""
+    "Commands that continue from their last checkpoint."
 
     def module_of(self, name: str) -> str:
-        """Name the module of a command."""
+        """Return the module of a command."""
         return f"weightsym.commands.{name}"
 
     def main(self, args: Sequence[str] | None = None) -> None:
-        """Run one command, and end mistakes of the user in one sentence and exit code 2.
+        """Run one command. A mistake of the user ends it with one sentence and exit code 2.
 
         Args:
             args: the command line; by default that of this process.
@@ -55,7 +55,7 @@ class Script:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(141) from None
         except KeyboardInterrupt:
-            more = "; the same command goes on from its last checkpoint"
+            more = "; the same command continues from its last checkpoint"
             print(f"\nstopped{more if args and args[0] in self.resumed else ''}", file=sys.stderr)
             raise SystemExit(130) from None
         except Exception as error:
@@ -100,18 +100,18 @@ class Script:
 
 
 def _let_threads_rest() -> None:
-    """Let torch's threads wait awake for a tenth of a millisecond, not for several.
+    """Let torch's threads spin for a tenth of a millisecond, instead of several.
 
-    They wait for the next operation of torch, and hinder meanwhile what runs between two of them,
-    such as the stacks of small networks. OpenMP reads this when torch is imported, which it is not
-    yet; what a user has set stays.
+    Spinning threads wait for the next operation of torch, and slow down the work between two of
+    them, such as that of stacks of small networks. OpenMP reads this when torch is imported, which
+    happens later. A setting of the user is kept.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def imported(name: str) -> ModuleType:
-    """Import a module without collecting garbage, which takes a second and finds nothing."""
+    """Import a module without garbage collection, which takes a second and frees nothing."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +156,7 @@ def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> d
 
 
 def described(command: Callable[..., Any]) -> str:
-    """Return what the docstring of a command says before its arguments."""
+    """Return the docstring of a command before its arguments."""
     return (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
 
 

@@ -1,4 +1,4 @@
-"""Packages that only some features need: one sentence says what brings what is missing."""
+"""Optional packages: error messages that explain how to install a missing one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import ModuleType
 
 
 class MissingPackage(ModuleNotFoundError):
-    """Raised where a package is not installed, with a text that says how to install it."""
+    """A package is not installed. The message explains how to install it."""
 
 
 @contextmanager
 def needed(title: str, extras: Mapping[str, tuple[str, str]]) -> Iterator[None]:
-    """While packages are imported that need not be there, say how to get a missing one.
+    """Import optional packages, and explain how to install a missing one.
 
     Args:
-        title: the name of what needs them.
-        extras: by module its package, and what to install, which brings it.
+        title: name of the feature that needs them.
+        extras: package and install command, by module.
 
     >>> with needed("The figure", {"sklearn": ("scikit-learn", "mine[data]")}):
     ...     raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
@@ -38,11 +38,11 @@ def needed(title: str, extras: Mapping[str, tuple[str, str]]) -> Iterator[None]:
 
 
 def of_the_plug_in(module: str, title: str) -> ModuleType:
-    """Import a file of `lightning_bnn`, or say in one sentence that it is not installed.
+    """Import a file of `lightning_bnn`, or explain that it is not installed.
 
     Args:
         module: its name within that package.
-        title: the name of what needs it.
+        title: name of the feature that needs it.
     """
     with needed(title, {"lightning_bnn": ("lightning_bnn", "lightning_bnn")}):
         return importlib.import_module(f"lightning_bnn.{module}")

@@ -1,4 +1,4 @@
-"""Functions on `Params`, the one currency of this package: a dict from state-dict names to tensors.
+"""Functions on `Params`, the representation of networks: a dict from state-dict names to tensors.
 
 One network is a dict with the shapes of its module. A *stack* of N networks is the same dict with
 one leading dimension N. Weights are the floating parameters; buffers (BatchNorm statistics) travel

@@ -1,4 +1,4 @@
-"""The options by which a user names the network that files hold, the same for every command."""
+"""Options that specify the network in files, the same for every command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network, an example of its input, and how its tensors are called in files.
+    """A network, an example of its input, and the names of its tensors in files.
 
     Args:
         network: import path of a class or function that returns the network, or a configuration for
@@ -18,8 +18,8 @@ class Architecture:
         init: arguments of the class, e.g. --init.num_classes 10
         prefix: prefix of the network's tensor names in the files, dot included, e.g. net. (found
             automatically if only one fits); files that lack it everywhere are accepted.
-        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
-            fixed affine map.
+        batch_norm: carrier leaves the weights before a batch norm unchanged; eval treats the norm
+            as a fixed affine map.
         seed: random seed of the initialisation, the example input and all random choices.
     """
 

@@ -32,7 +32,7 @@ EXIT_CODES: Mapping[Verdict, int] = {
     "independent": 4,
     "cannot be told": 5,
 }
-"""Exit codes of the command. 2 stands for mistakes, 1 for a crash."""
+"Exit codes of the command. 2 means a mistake of the user, 1 a crash."
 _SAME_OUTPUTS = 2e-3
 _GAIN = 25  # of relative errors, from weights to outputs
 _ARITHMETIC = 2e-6  # of symmetries that act in float32
@@ -49,24 +49,24 @@ def diff(
 ) -> None:
     """Tell whether two networks are the same function, one was made from the other, or neither.
 
-    Both are brought into one frame by everything that leaves their functions alone: gains of norms,
+    Both are brought into one frame by everything that preserves their functions: gains of norms,
     scales and shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0
-    for the same function, 3 for networks one of which was made from the other, 4 for independent
-    ones, 5 where that cannot be told, 2 for mistakes. Nothing in the files is executed.
+    for the same function, 3 if one network was made from the other, 4 for independent ones, 5 if
+    this cannot be decided, 2 for mistakes. Nothing in the files is executed.
 
     Args:
         a: a network: .safetensors, .ckpt, .pt, or a folder of Hugging Face (config.json beside
             model.safetensors or its shards).
         b: another network of the same architecture. For example: weightsym diff a.safetensors
             b.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
-        architecture: options that name the network.
-        method: how units are matched: ascent goes from group to group, frank-wolfe moves all at
-            once, best takes the better result of the two.
+        architecture: options that specify the network.
+        method: matching of units: ascent goes from group to group, frank-wolfe moves all at once,
+            best takes the better result of both.
         data: data for the loss barrier between the two networks: import path of a
             LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
             and targets.
-        out: file for all numbers, e.g. diff.json; a figure of the distances and of the units that
-            both share is written beside it, e.g. diff.png.
+        out: file for all numbers, e.g. diff.json; a figure of the distances and shared units is
+            written beside it, e.g. diff.png.
         overwrite: replace an existing file or folder at --out (true or false).
     """
     target = _target(out, overwrite)
@@ -111,7 +111,7 @@ def diff(
 
 
 def _description(file: FittedNetwork) -> str:
-    """Describe the size of a network, and other tensors beside it."""
+    """Describe the size of a network, and the other tensors in its file."""
     tensors = [file.stored.tensors[name] for name in file.places.values()]
     types = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
     count = sum(t.shape.numel() for t in tensors)
@@ -138,12 +138,12 @@ def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
 
 
 def verdict_of(found: Relation, outputs: float, rounding: float) -> Verdict:
-    """Decide what two networks are to each other.
+    """Return the verdict about two networks.
 
     Args:
-        found: by weights.
-        outputs: largest relative difference of outputs; NaN where none depend on the weights.
-        rounding: the relative distance that rounding explains.
+        found: evidence from the weights.
+        outputs: largest relative difference of outputs; NaN if none depend on the weights.
+        rounding: relative distance explained by rounding.
     """
     rest = found.difference.rest
     if rest <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
@@ -152,7 +152,7 @@ def verdict_of(found: Relation, outputs: float, rounding: float) -> Verdict:
 
 
 def rounding_of(types: Iterable[torch.dtype]) -> float:
-    """Return the relative distance that two roundings of weights explain, and float32 arithmetic.
+    """Return the relative distance explained by two roundings of weights, and float32 arithmetic.
 
     Args:
         types: of the tensors in both files.
@@ -203,8 +203,8 @@ def _lines(
 def _sentence(verdict: Verdict, rough: bool) -> str:
     if verdict == "made from it" and rough:
         return (
-            "one was made from the other: weights agree up to symmetries and rounding, outputs do "
-            "not (look at buffers)"
+            "one was made from the other: weights agree up to symmetries and rounding, "
+            "but outputs do not (check the buffers)"
         )
     return {
         "same function": "the same function, up to symmetries and rounding",
@@ -216,7 +216,7 @@ def _sentence(verdict: Verdict, rough: bool) -> str:
 
 # ------------------------------------------------------------ files
 def _target(out: str | None, overwrite: bool) -> Path | None:
-    """Check where the numbers go, before the work begins."""
+    """Check the output file before the work begins."""
     if out is None:
         return None
     target = Path(out)
@@ -228,7 +228,7 @@ def _target(out: str | None, overwrite: bool) -> Path | None:
 
 
 def _write(found: Relation, numbers: Mapping[str, Any], target: Path) -> str:
-    """Write all numbers, and a figure of distances and shares beside them, and name both."""
+    """Write all numbers with a figure of distances and shares, and print both paths."""
     stages = {stage.name: stage.by_layer() for stage in found.difference.stages}
     content = {
         "version": weightsym.__version__,

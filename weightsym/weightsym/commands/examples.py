@@ -1,4 +1,4 @@
-"""Examples that networks from files are evaluated on, and the loss that goes with them."""
+"""Examples for the evaluation of networks from files, and their loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCH, _BATCHES = 64, 64
 
 
 class _Unfit(ValueError):
-    """Inputs or targets that a network does not take."""
+    """Inputs or targets that do not fit a network."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ExampleBatches:
 
     Attributes:
         batches: pairs of input and target.
-        source: where they are from, for people to read.
+        source: description of their origin.
     """
 
     batches: list[tuple[Any, Tensor]]
@@ -41,12 +41,12 @@ class ExampleBatches:
 
     @property
     def inputs(self) -> Iterator[Any]:
-        """The inputs of all batches."""
+        """Return the inputs of all batches."""
         return (x for x, _ in self.batches)
 
     @torch.no_grad()
     def fitted(self, network: nn.Module, params: Params) -> ExampleBatches:
-        """The same in the precision of a network, which must take all of them.
+        """Return the batches in the precision of a network that fits all of them.
 
         Args:
             network: gives the computation.
@@ -67,16 +67,16 @@ class ExampleBatches:
         return ExampleBatches(batches, self.source)
 
     def __str__(self) -> str:
-        """State their number and their source."""
+        """Return their number and their source."""
         return f"{sum(len(y) for _, y in self.batches)} examples of {self.source}"
 
 
 def examples_of(data: str) -> ExampleBatches:
-    """The first batches of the training data that a user names.
+    """Return the first batches of the user's training data.
 
     Args:
-        data: import path of a LightningDataModule, a configuration as `fit` takes it (YAML), or a
-            file (.pt, .safetensors) with ``inputs`` and ``targets``.
+        data: import path of a LightningDataModule, a configuration for `fit` (YAML), or a file
+            (.pt, .safetensors) with ``inputs`` and ``targets``.
     """
     path = Path(data)
     if path.suffix in (".pt", ".pth", ".safetensors"):
@@ -88,7 +88,7 @@ def examples_of(data: str) -> ExampleBatches:
     else:
         batches = _of_class(data)
     if not batches:
-        raise ValueError(f"`--data`: {data} holds no examples.")
+        raise ValueError(f"`--data`: {data} has no examples.")
     _check(batches, data)
     return ExampleBatches(batches, data)
 
@@ -102,8 +102,8 @@ def _of_file(path: Path) -> list[tuple[Any, Tensor]]:
     x, y = state["inputs"], state["targets"]
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y) or not len(x):
         raise ValueError(
-            f"`--data`: `inputs` and `targets` of {path} must be as many, got shapes "
-            f"{tuple(x.shape)} and {tuple(y.shape)}."
+            f"`--data`: `inputs` and `targets` of {path} must have equal lengths, got "
+            f"shapes {tuple(x.shape)} and {tuple(y.shape)}."
         )
     return list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
 
@@ -129,11 +129,11 @@ def _check(batches: list[tuple[Any, Tensor]], data: str) -> None:
 
 
 def loss(outputs: Any, targets: Tensor) -> Tensor:
-    """Cross-entropy where targets are whole numbers, mean squared error otherwise.
+    """Return the cross-entropy for whole-number targets, the mean squared error for others.
 
     Args:
-        outputs: of a network; of a model of transformers its ``logits`` are taken.
-        targets: classes, also for every token or pixel, or numbers.
+        outputs: of a network; a model of transformers has them in ``logits``.
+        targets: classes, possibly of every token or pixel, or numbers.
     """
     outputs = getattr(outputs, "logits", outputs[0] if isinstance(outputs, tuple) else outputs)
     if targets.is_floating_point():
@@ -150,7 +150,7 @@ def loss(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _described(values: Any) -> str:
-    """Shapes and types of the tensors in what a network is given."""
+    """Return shapes and types of the tensors in an input."""
     tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
     types = (str(t.dtype).removeprefix("torch.") for t in tensors)
     pairs = zip(tensors, types, strict=True)

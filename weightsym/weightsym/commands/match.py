@@ -20,14 +20,14 @@ def match(
 ) -> None:
     """Bring network A into the frame of network B: `merge` of B and A with the weights 0 and 1.
 
-    The file that is written computes what A computes, has the names, types and metadata of A, and
+    The written file computes the same function as A, has the names, types and metadata of A, and
     can be averaged with B.
 
     Args:
-        a: the network that moves: .safetensors, .ckpt, .pt, or a folder of Hugging Face
-            (config.json beside model.safetensors or its shards).
-        b: the network that A is brought close to.
-        architecture: options that name the network.
+        a: network to move: .safetensors, .ckpt, .pt, or a folder of Hugging Face (config.json
+            beside model.safetensors or its shards).
+        b: network to which A is matched.
+        architecture: options that specify the network.
         out: output, a .safetensors file, or a folder if A is one; by default only numbers are
             printed. For example: weightsym match a.safetensors b.safetensors --out
             c.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
@@ -35,7 +35,7 @@ def match(
             channels of heads, streams and adapters.
         data: data for the loss barrier before and after: import path of a LightningDataModule, a
             configuration (.yaml), or a .pt or .safetensors file with inputs and targets.
-        others: what to do with tensors in A that do not belong to the network: refuse or copy.
+        others: treatment of tensors in A that do not belong to the network: refuse or copy.
         overwrite: replace an existing file or folder at --out (true or false).
     """
     merge([b, a], architecture, out, [0.0, 1.0], None, method, data, None, others, overwrite)

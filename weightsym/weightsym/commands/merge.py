@@ -37,12 +37,12 @@ _SETTINGS = (
     "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
     "hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_name",
 )  # fmt: skip
-"""Entries of a checkpoint that an average keeps."""
+"Entries of a checkpoint that an average retains."
 _HALF = (torch.float16, torch.bfloat16)
 _AT_ONCE = 2**24
-"""Numbers of a tensor, of all networks together, that are averaged at once."""
+"Number of entries of a tensor, of all networks together, that are averaged at once."
 _LARGE = 2**27
-"""Numbers of all networks beyond which these stay on disk, and are matched pair by pair."""
+"Number of entries of all networks above which they stay on disk, and are matched in pairs."
 
 
 def merge(
@@ -59,31 +59,32 @@ def merge(
 ) -> None:
     """Average networks after bringing all of them into the frame of the first one.
 
-    Units are permuted, flipped and mixed, not rescaled: networks whose scales differ, though one
-    function may have any, are far from each other in every frame.
+    Units are permuted, flipped and mixed, but not rescaled: networks with different scales stay far
+    apart in every frame, even if their functions are equal.
 
     Args:
-        sources: where at least two networks are: .safetensors, .ckpt and .pt files, folders of
-            Hugging Face (config.json beside model.safetensors or its shards), banks, and folders
-            that contain checkpoints at any depth, such as those of runs.
-        architecture: options that name the network.
+        sources: at least two networks: .safetensors, .ckpt and .pt files, folders of Hugging Face
+            (config.json beside model.safetensors or its shards), banks, and folders that contain
+            checkpoints at any depth, such as those of runs.
+        architecture: options that specify the network.
         out: output: a .safetensors or .pt file, a .ckpt that Lightning loads, or a folder if the
             form is that of one; by default only numbers are printed. For example:
             weightsym merge a.safetensors b.safetensors runs/c/bank --weights 0.5 0.3 0.2
             --out d.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
-        weights: the weight of each source, e.g. 0.5 0.3 0.2, which its networks share; by default
-            all networks have equal weights. 0 1 writes the second one in the frame of the first.
+        weights: weight of each source, e.g. 0.5 0.3 0.2, divided among its networks; by default all
+            networks have equal weights. 0 1 writes the second one in the frame of the first.
         last: number of networks of each bank or folder, counted from the end; by default all.
         method: joint matches every network to the sum of the others, by permutations and signs;
-            reference matches all to the first, as is done in any case with networks of more than
-            2^27 numbers together, which stay on disk; mixing also matches heads, streams and
-            adapters by matrices; plain averages the networks as they are.
-        data: data that re-estimate the statistics of batch norms and evaluate the average: import
-            path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file
-            with inputs and targets.
-        like: the file or folder whose names, types, other tensors and settings are kept; by default
-            the first source with a weight that is one network, for a .ckpt the first .ckpt.
-        others: what to do with tensors in files that do not belong to the network: refuse, or copy
+            reference matches all to the first, and is always used for networks of more than 2^27
+            numbers together, which stay on disk; mixing also matches heads, streams and adapters by
+            matrices; plain averages without matching.
+        data: data for re-estimating the statistics of batch norms and evaluating the average:
+            import path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors
+            file with inputs and targets.
+        like: file or folder that provides names, types, other tensors and settings of the output;
+            by default the first source with a weight that is one network, for a .ckpt the first
+            .ckpt.
+        others: treatment of tensors in files that do not belong to the network: refuse, or copy
             those of the form.
         overwrite: replace an existing file or folder at --out (true or false).
     """
@@ -114,7 +115,7 @@ def merge(
 
 # ------------------------------------------------------------ reading
 def _opened(path: Path) -> list[StoredNetwork]:
-    """Open a file or folder of Hugging Face, and refuse banks and folders that are damaged."""
+    """Open a file or folder of Hugging Face, and refuse damaged banks and folders."""
     if path.is_file() or is_hugging_face(path) or not path.exists():
         return [open_network(path)]
     if _is_bank(path):
@@ -130,12 +131,12 @@ def _is_bank(path: Path) -> bool:
 
 
 def _reader(path: Path) -> ModuleType:
-    """Choose what reads the networks of a bank, or of a folder of checkpoints."""
+    """Choose the reader for a bank or a folder of checkpoints."""
     return of_the_plug_in("bank", f"The bank {path}") if _is_bank(path) else checkpoints
 
 
 def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:
-    """Recognise a file of a module of this package, which has a stack of networks."""
+    """Check whether a file is of a module of this package, with a stack of networks."""
     name, tensor = next(iter(names.tensors.items()))
     member = stored.tensors.get(f"state.networks.{name}")
     return member is not None and member.shape[1:] == tensor.shape
@@ -144,7 +145,7 @@ def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:
 def _read(
     path: Path, file: FittedNetwork | None, module: nn.Module, last: int | None, prefix: str | None
 ) -> list[Mapping[str, Tensor]]:
-    """The networks of a source, those of a file or folder on disk."""
+    """Return the networks of a source; those of a file or folder stay on disk."""
     if file is not None:
         return [file]
     stack = _reader(path).read_networks(path, module, last, prefix)[0]
@@ -157,7 +158,7 @@ def _read(
 def _together(
     sources: Sequence[list[Mapping[str, Tensor]]], weights: Sequence[float] | None
 ) -> tuple[Every, list[float]]:
-    """All networks side by side, where the weight of every source is shared among its networks."""
+    """Return all networks, with the weight of every source divided among its networks."""
     networks = [network for source in sources for network in source]
     if len(networks) < 2:
         raise ValueError(f"`sources` must hold at least two networks, got {len(networks)}.")
@@ -168,11 +169,11 @@ def _together(
 
 
 class Every(Mapping[str, Tensor]):
-    """Networks side by side as a stack, of which one tensor is read, moved and held at a time.
+    """A stack of networks, of which one tensor is read, moved and held at a time.
 
     Attributes:
-        networks: each where it is.
-        elements: what moves each of them; None for those that stay.
+        networks: in memory or on disk.
+        elements: element that moves each of them, or None.
     """
 
     def __init__(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
@@ -191,11 +192,11 @@ class Every(Mapping[str, Tensor]):
         return torch.stack([row.to(wide) for row in rows])
 
     def member(self, k: int) -> Params:
-        """One network as a whole."""
+        """Return one complete network."""
         return {name: _wide(self._read(k, name)) for name in self}
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """One tensor of all networks, of a large one some rows at a time, half precision wide."""
+        """Yield one tensor of all networks in at least single precision, in parts if large."""
         rows = self[name]
         if rows.ndim == 1:
             rows = rows[:, None]
@@ -203,7 +204,7 @@ class Every(Mapping[str, Tensor]):
         return map(_wide, rows.split(most, 1))
 
     def mean(self, name: str, weights: Sequence[float], dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor of the mean."""
+        """Return one tensor of the mean."""
 
         def convert(t: Tensor) -> Tensor:
             return t if dtype is None else _converted(name, t, dtype)
@@ -213,7 +214,7 @@ class Every(Mapping[str, Tensor]):
         return mean.reshape(self.shape(name))
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of a tensor."""
+        """Return the shape of a tensor."""
         first = self.networks[0]
         return first.shape(name) if isinstance(first, FittedNetwork) else first[name].shape
 
@@ -235,9 +236,9 @@ def _converted(name: str, t: Tensor, dtype: torch.dtype) -> Tensor:
 
 # ------------------------------------------------------------ averages
 class _Average:
-    """Networks with their weights in an average, and the examples that evaluate it.
+    """Networks with their weights in an average, and the examples for its evaluation.
 
-    Where a network has no weight, and serves as a frame only, all count the same until the end.
+    Networks without a weight serve as a frame only, and count equally until the end.
     """
 
     def __init__(
@@ -254,13 +255,13 @@ class _Average:
         self.size = sum(every.shape(n).numel() for n in self.floating)
 
     def describe(self) -> str:
-        """Describe the networks and their weights."""
+        """Return a description of the networks and their weights."""
         listed = ", ".join(f"{weight:.3g}" for weight in self.weights[:8])
         more = ", ..." if len(self.weights) > 8 else ""
         return f"{len(self.weights)} networks of {self.size} parameters, weighted {listed}{more}"
 
     def numbers(self) -> dict[str, float]:
-        """Measure the distance of networks to their average, and how much more it loses."""
+        """Return distances and losses of the networks and their average."""
         weights = torch.tensor(self.balanced)
         squares = (
             distance_to_mean({name: part}, [name], weights)
@@ -283,7 +284,7 @@ class _Average:
         """Bring all networks into one frame."""
         mixing = method == "mixing"
         if not (sym.permutations or sym.signs or (mixing and sym.linear)):
-            print("The network has no units that can be exchanged: it is averaged as it is.")
+            print("The network has no exchangeable units: it is averaged without matching.")
             return
         if self.size * len(self.weights) > _LARGE:
             self._match_to_the_first(sym, mixing, seed)
@@ -296,7 +297,7 @@ class _Average:
         self.every = Every(list(unstack(alignment.apply(whole, sym))))
 
     def _match_to_the_first(self, sym: Symmetries, mixing: bool, seed: int) -> None:
-        """Match large networks pair by pair, since a joint frame needs all of them in memory."""
+        """Match large networks in pairs, since a joint frame needs all of them in memory."""
         first, *others = self.every.networks
         for k, network in enumerate(shown(others, "matching")):
             found: MatchResult | FullMatch = (
@@ -308,7 +309,7 @@ class _Average:
             self.every.elements[k + 1] = found.as_element(sym)
 
     def mean(self) -> Callable[..., Tensor]:
-        """What gives the tensors of the average, with statistics of batch norms on the data."""
+        """Return the average, with statistics of batch norms re-estimated on the data."""
         counting = torch.tensor(self.weights) > 0
         for name in (n for n in self.every if n not in self.floating):
             tensor = self.every[name]  # only counts of batches may differ
@@ -316,14 +317,14 @@ class _Average:
             whole = not name.endswith("num_batches_tracked")
             if whole and not torch.equal(tensor, tensor[:1].expand_as(tensor)):
                 raise ValueError(
-                    f"A network holds other whole numbers than the first one in {name!r}, and they "
-                    "cannot be averaged."
+                    f"A network has other whole numbers in {name!r} than the first one, "
+                    "and they cannot be averaged."
                 )
         mean = functools.partial(self.every.mean, weights=self.weights)
         if int(counting.sum()) < 2 or not batch_norms(self.module):
             return mean
         if self.examples is None:
-            print("the statistics of batch norms are averaged: `--data` re-estimates them")
+            print("the statistics of batch norms are averaged; `--data` re-estimates them")
             return mean
         held = {name: mean(name) for name in self.every}
         held = reestimated(self.module, held, self.examples.inputs)
@@ -334,7 +335,7 @@ class _Average:
 def _form(
     out: str | None, files: Iterable[FittedNetwork | None], like: str | None
 ) -> FittedNetwork | None:
-    """Choose the file that gives names, types and other tensors: the first of its kind."""
+    """Choose the file that provides names, types and other tensors: the first of its kind."""
     checkpoint = not like and out is not None and out.endswith(".ckpt")
     fitting = (f for f in files if f and (f.stored.path.suffix == ".ckpt" or not checkpoint))
     form = next(fitting, None)
@@ -346,12 +347,12 @@ def _form(
 def _target(
     out: str | None, form: FittedNetwork | None, files: list[FittedNetwork], overwrite: bool
 ) -> Path | None:
-    """Check where to write, or return None where only numbers are asked for."""
+    """Check the output, or return None if only numbers are printed."""
     if out is None:
         return None
     target = Path(out)
     if any(target.exists() and target.samefile(file.stored.path) for file in files):
-        raise ValueError(f"`--out`: {target} is one of the networks that are read.")
+        raise ValueError(f"`--out`: {target} is one of the input networks.")
     if form is not None and target.suffix not in (".pt", ".ckpt"):
         check_target(target, form.stored, overwrite)
         return target
@@ -360,8 +361,9 @@ def _target(
     check_path(target, overwrite)
     if target.suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
         raise ValueError(
-            "`--out` can end in .ckpt only if a network is one, whose settings are kept: name one "
-            "by `--like` of `merge`, or write .safetensors or .pt."
+            "`--out` can end in .ckpt only if one of the networks is a .ckpt, whose "
+            "settings are copied: name one by `--like` of `merge`, or write .safetensors "
+            "or .pt."
         )
     return target
 
@@ -398,9 +400,9 @@ def _write(
 
 
 def _checkpoint(path: Path, value: Callable[[str], Tensor]) -> dict[str, Any]:
-    """Put the average into a checkpoint, without optimizers, which are of another network."""
+    """Write the average to a checkpoint, without the optimizers of another network."""
     content = load(path)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise ValueError(f"`--like`: {path} is no checkpoint of a LightningModule.")
+        raise ValueError(f"`--like`: {path} is not a checkpoint of a LightningModule.")
     state = {name: value(name.replace("_orig_mod.", "")) for name in content["state_dict"]}
     return {**{k: content[k] for k in _SETTINGS if k in content}, "state_dict": state}

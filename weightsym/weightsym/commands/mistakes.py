@@ -1,4 +1,4 @@
-"""Tell mistakes of the user, which become one sentence, from bugs, which keep their traceback."""
+"""Mistakes of the user, reported in one sentence, as opposed to bugs with a traceback."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _BUGS = (AttributeError, AssertionError, LookupError, NameError)
 
 
 def mistake(error: Exception, typed: Sequence[str], program: str) -> str | None:
-    """Say what the user can mend, in one sentence, or return None for a bug.
+    """Return a message for a mistake of the user, or None for a bug.
 
-    A mistake is what a parser refuses, what the system says about a path, a missing package of an
-    extra, what Lightning calls a misconfiguration, and a ValueError from a file of ours.
+    Mistakes are refusals of a parser, errors of the system about a path, missing packages of an
+    extra, misconfigurations reported by Lightning, and a ValueError from a file of this project.
 
     Args:
-        error: what a command has raised.
+        error: raised by a command.
         typed: the command line.
-        program: the console script that was called.
+        program: name of the console script.
     """
     if isinstance(error, Refusal):
         return _refused(error, typed, program)
@@ -39,10 +39,10 @@ def mistake(error: Exception, typed: Sequence[str], program: str) -> str | None:
 
 @contextmanager
 def building(title: str) -> Iterator[None]:
-    """While objects are made from values of the user, complaints about values are mistakes.
+    """Treat errors about values as mistakes of the user, while building objects from settings.
 
     Args:
-        title: the name of what is made, for the message.
+        title: name of the objects, for the message.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def building(title: str) -> Iterator[None]:
 
 
 def _is_ours(error: BaseException, *packages: str) -> bool:
-    """Tell whether a file of this package, of the plug-in, or of others of ours has raised it."""
+    """Check whether a file of one of our packages has raised an error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     return package in (*_PACKAGES, *packages)
@@ -68,14 +68,14 @@ def _is_misconfigured(error: BaseException) -> bool:
 
 
 def _refused(refusal: Refusal, typed: Sequence[str], program: str) -> str:
-    """Say what a parser does not accept, the file in which it stands, and where help is."""
+    """Return the refusal of a parser with its file, and the command for help."""
     file = _file_with(refusal.culprit, config_files(typed), typed)
     location = f" (in {file})" if file else ""
     return f"{refusal}{location}{refusal.meant or '.'} (`{program} {typed[0]} --help` explains.)"
 
 
 def _file_with(culprit: str, files: Sequence[str], typed: Sequence[str]) -> str | None:
-    """Find the configuration in which a word stands, unless it was typed."""
+    """Find the configuration that contains a word, unless it was typed."""
     word = re.compile(rf"(?<!\w){re.escape(culprit.rpartition('.')[-1])}(?!\w)")
     if not culprit or any(word.search(argument) for argument in typed if argument not in files):
         return None

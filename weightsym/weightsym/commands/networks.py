@@ -1,4 +1,4 @@
-"""Networks that a user names by import paths, arguments and shapes, and their tensors in files."""
+"""Networks from import paths, arguments and shapes, and their tensors in files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weightsym.params import Params
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
 _TOKENS_SEEN = 61
-"""The number of tokens of a longer table with which symmetries are found."""
+"Number of tokens of a longer table for the search of symmetries."
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -44,8 +44,8 @@ def build(
     """Build a network and an example of its input, and list its names in files.
 
     Args:
-        architecture: as a user has named it.
-        folder: of Hugging Face, where nothing else says what the network is.
+        architecture: options of the user.
+        folder: of Hugging Face, used if the options do not specify the network.
     """
     torch.manual_seed(architecture.seed)
     path, text = architecture.network, architecture.input
@@ -71,7 +71,7 @@ def build(
 
 # ------------------------------------------------------------ input
 def example_of(text: str) -> tuple[Tensor, ...]:
-    """Random inputs of the shapes and types that a user has written.
+    """Create random inputs with the user's shapes and types.
 
     Args:
         text: sizes such as 1,3,224,224, with a type after a colon, several separated by ;
@@ -102,17 +102,17 @@ def _tensor(text: str) -> Tensor:
 
 # ------------------------------------------------------------ network
 def network_of(path: str, init: Mapping[str, Any]) -> nn.Module:
-    """The network that a class or function returns.
+    """Return the network that a class or function creates.
 
     Args:
-        path: where it is imported from.
+        path: import path.
         init: its arguments.
     """
     factory = imported(path)
     if not callable(factory):
         raise ValueError(
-            f"`{path}` is a {type(factory).__name__}, not a class or function that returns a "
-            "network."
+            f"`{path}` is a {type(factory).__name__}, not a class or function that returns "
+            "a network."
         )
     if isinstance(factory, nn.Module):
         return factory
@@ -132,7 +132,7 @@ def network_of(path: str, init: Mapping[str, Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def code_of_the_user(title: str) -> Iterator[None]:
-    """Turn whatever the user's own code raises into one sentence."""
+    """Turn an error in the user's own code into one sentence."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -140,10 +140,10 @@ def code_of_the_user(title: str) -> Iterator[None]:
 
 
 def imported(path: str) -> Any:
-    """Import an object by its path, or refuse that in one sentence."""
+    """Import an object by its path, or explain why that fails."""
     name_of_module, _, name = path.replace(".py:", ".").replace(":", ".").rpartition(".")
     if not name_of_module:
-        raise ValueError(f"`{path}` is no import path: write package.module.Class.")
+        raise ValueError(f"`{path}` is not an import path: write package.module.Class.")
     with code_of_the_user(f"`{path}` cannot be imported:"):
         module = importlib.import_module(name_of_module)
     if not hasattr(module, name):
@@ -154,9 +154,9 @@ def imported(path: str) -> Any:
 
 # ------------------------------------------------------------ transformers
 def transformers_network(folder: Path) -> nn.Module:
-    """Make a network of the class in ``config.json``, without code that lies in the folder.
+    """Create a network of the class in ``config.json``, without running code of the folder.
 
-    Its matrices are on the meta device: their numbers are in files, and take no memory here.
+    Its matrices are on the meta device: their numbers are in files, and take no memory.
 
     Args:
         folder: with a ``config.json``.
@@ -164,7 +164,7 @@ def transformers_network(folder: Path) -> nn.Module:
     transformers = _transformers(folder)
     settings = read_json(folder / "config.json")
     if settings.get("quantization_config"):
-        raise ValueError(f"{folder} is quantised, and quantised networks are not read.")
+        raise ValueError(f"{folder} is quantised, which is not supported.")
     names = settings.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     model_class: Any = getattr(transformers, name, None) if isinstance(name, str) else None
@@ -173,8 +173,8 @@ def transformers_network(folder: Path) -> nn.Module:
     )
     if not is_network:
         raise ValueError(
-            f"{folder / 'config.json'} names {name!r}, which is no network of transformers "
-            f"{transformers.__version__}; name its class by `--network`."
+            f"{folder / 'config.json'} names {name!r}, which is not a network of "
+            f"transformers {transformers.__version__}; specify its class by `--network`."
         )
     with code_of_the_user(f"transformers cannot make the {name} of {folder}:"):
         config = model_class.config_class.from_dict(settings)
@@ -193,15 +193,15 @@ def _transformers(folder: Path) -> Any:
         transformers = importlib.import_module("transformers")
     except ImportError:
         raise ValueError(
-            f"{folder} is a folder of Hugging Face: install transformers, or name the class of "
-            "the network by `--network` and the shape of its input by `--input`."
+            f"{folder} is a folder of Hugging Face: install transformers, or specify the "
+            "class of the network by `--network` and the shape of its input by `--input`."
         ) from None
     transformers.logging.set_verbosity_error()
     return transformers
 
 
 def transformers_example(network: Any, text: str) -> tuple[Tensor, ...]:
-    """Inputs: of the shapes that the user has written, or tokens or images by the configuration."""
+    """Create inputs with the user's shapes, or tokens or images from the configuration."""
     if text:
         return example_of(text)
     config, name = network.config, getattr(network, "main_input_name", None)
@@ -211,15 +211,15 @@ def transformers_example(network: Any, text: str) -> tuple[Tensor, ...]:
     if name == "pixel_values" and isinstance(size, int) and isinstance(channels, int):
         return (torch.randn(_ROWS, channels, size, size),)
     raise ValueError(
-        f"`--input` is missing: what {type(network).__name__} takes ({name}) does not follow from "
-        "its configuration; give its shape, e.g. --input 1,3,224,224"
+        f"`--input` is missing: the configuration does not define the input {name} of "
+        f"{type(network).__name__}; specify its shape, e.g. --input 1,3,224,224"
     )
 
 
 def symmetries_in(network: nn.Module, example: tuple[Tensor, ...], **options: Any) -> Symmetries:
-    """Find the symmetries of a network, and of one of transformers without all of its tokens.
+    """Find the symmetries of a network; for one of transformers, with few of its tokens.
 
-    The rows of a table of tokens are all alike, and no group moves them: a few show as much.
+    The rows of a table of tokens are all alike, and no group moves them, so that a few suffice.
 
     Args:
         network: any network.
@@ -241,7 +241,7 @@ def symmetries_in(network: nn.Module, example: tuple[Tensor, ...], **options: An
 
 
 def _longer_axes(sym: Symmetries, shapes: Mapping[str, torch.Size]) -> tuple[Axis, ...]:
-    """The axes of tensors of other shapes."""
+    """Return the axes of tensors with different shapes."""
 
     def longer(axis: Axis) -> Axis:
         old, new = sym.shapes[axis.tensor], shapes[axis.tensor]
@@ -259,7 +259,7 @@ def _moved_axes(sym: Symmetries) -> set[int]:
 
 
 def _with_few_tokens(network: Any) -> nn.Module | None:
-    """The same network for the first tokens only, None where they are few or it has none."""
+    """Return the network with the first tokens only, or None if it has few or none."""
     tables = getattr(network, "resize_token_embeddings", None)
     size = getattr(getattr(network, "config", None), "vocab_size", None)
     if tables is None or not isinstance(size, int) or size <= _TOKENS_SEEN:
@@ -274,7 +274,7 @@ def _with_few_tokens(network: Any) -> nn.Module | None:
 
 
 def fill(network: nn.Module, params: Params) -> None:
-    """Give weights to a network whose matrices are on the meta device, without copies of them."""
+    """Give weights to a network whose matrices are on the meta device, without copying them."""
     if any(p.is_meta for p in network.parameters()):
         network.load_state_dict(params, strict=False, assign=True)
         tie: Callable[[], object] = getattr(network, "tie_weights", lambda: None)
@@ -282,7 +282,7 @@ def fill(network: nn.Module, params: Params) -> None:
 
 
 def names_in_files(network: nn.Module) -> NetworkNames:
-    """List the names of tensors, and those that files of transformers may omit."""
+    """List the names of tensors, and the names that files of transformers may omit."""
     ignored = getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ()
     return NetworkNames.of(network, getattr(network, "base_model_prefix", ""), sorted(ignored))
 
@@ -294,10 +294,10 @@ def fit_all(
     """Find the tensors of a network in every file.
 
     Args:
-        stored: files or folders that were opened.
+        stored: opened files or folders.
         names: of the network.
-        prefix: stands before the names in the files that have it, unless none has it.
-        others: refuse or copy tensors that do not belong to the network.
+        prefix: prefix of the names in files that have it, unless none has it.
+        others: treatment of tensors that do not belong to the network: refuse or copy.
     """
     having = [bool(prefix) and any(n.startswith(prefix or "") for n in s.tensors) for s in stored]
     return [
@@ -307,5 +307,5 @@ def fit_all(
 
 
 def shown(steps: Iterable[T], title: str) -> Iterable[T]:
-    """Go through steps with a progress bar on a terminal."""
+    """Iterate with a progress bar on a terminal."""
     return tqdm(list(steps), desc=title, leave=False, disable=not sys.stderr.isatty())

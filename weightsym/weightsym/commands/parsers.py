@@ -1,4 +1,4 @@
-"""A parser that takes options in full only, and says what it refuses in the words of the user."""
+"""A parser without abbreviations, with refusals in the user's terms."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LONGEST = 80
 
 
 class Refusal(ArgumentError, TypeError):  # jsonargparse handles both on the way out
-    """An argument that a parser does not accept.
+    """An argument that a parser refuses.
 
     Args:
-        reason: what is wrong, without a full stop.
-        culprit: the word that is, to be looked for in configurations; by default the setting.
-        meant: half a sentence that names a better word.
-        key: the full name of the setting; empty if none is to blame.
+        reason: explanation without a full stop.
+        culprit: the word to look for in configurations; by default the setting.
+        meant: half a sentence that suggests a better word.
+        key: full name of the setting; empty if there is none.
     """
 
     def __init__(self, reason: str, culprit: str = "", meant: str = "", key: str = "") -> None:
@@ -45,12 +45,12 @@ class Refusal(ArgumentError, TypeError):  # jsonargparse handles both on the way
         self.culprit = culprit or key.rpartition(".")[-1]
 
     def under(self, key: str) -> Refusal:
-        """Return the same refusal for a setting in the group of this name."""
+        """Return the same refusal for a setting in a group."""
         return Refusal(self.reason, self.culprit, self.meant, f"{key}.{self.key}".rstrip("."))
 
 
 class _ShortHelp(DefaultHelpFormatter):
-    """Help as wide as a screen, without the hundreds of classes that would fit."""
+    """Help of screen width, without the hundreds of classes that would fit."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, **{**options, "max_help_position": 32, "width": 100})
@@ -63,11 +63,11 @@ class _ShortHelp(DefaultHelpFormatter):
 
 
 class StrictParser(ArgumentParser):
-    """No abbreviations: one that is unique today is ambiguous, or another option, tomorrow.
+    """A parser without abbreviations, which would become ambiguous with new options.
 
     It raises `Refusal`. The arguments of a class in a configuration have a parser of this kind,
-    too. What that refuses is the mistake; but jsonargparse turns it into text, or goes on to
-    another type, so refusals are kept until the check of the whole value has failed.
+    too. Its refusal is the actual mistake, but jsonargparse converts it to text or tries another
+    type. Refusals are therefore stored until the check of the whole value has failed.
 
     Args:
         *args: of `jsonargparse.ArgumentParser`.
@@ -80,7 +80,7 @@ class StrictParser(ArgumentParser):
 
     @property
     def option_for_word(self) -> str:
-        """Name an option for a word that has none, in half a sentence, if there is a likely one."""
+        """Suggest an option for a word without one, if there is a likely one."""
         for action in self._actions:
             hint = getattr(action, "_typehint", None)
             kinds = [get_origin(kind) for kind in get_args(hint)]
@@ -93,7 +93,7 @@ class StrictParser(ArgumentParser):
         super().__init__(*args, **{**kwargs, **ours})
 
     def parse_args(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        """Parse words, and remember which options were meant."""
+        """Parse words, and remember the options in them."""
         self._words = [str(word).partition("=")[0] for word in args or ()]
         return super().parse_args(args, *others, **options)
 
@@ -111,7 +111,7 @@ class StrictParser(ArgumentParser):
             raise self._refused(action, value, before) from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise what is wrong as a `Refusal`, from what was noted about it before."""
+        """Raise an error as a `Refusal`, with the stored cause if there is one."""
         if isinstance(ex, Refusal):
             refusal = ex
         elif message.startswith("Parser key") and self._typed is not None:
@@ -122,13 +122,13 @@ class StrictParser(ArgumentParser):
         raise refusal from None if ex is refusal else ex
 
     def _refused(self, action: argparse.Action, value: Any, before: int) -> Refusal:
-        """Explain a refused value: the likeliest type is tried first, so its refusal counts."""
+        """Explain a refused value. The likeliest type is tried first, so its refusal counts."""
         inner = self._refusals[before:]
         del self._refusals[before:]
         if inner:
             return inner[0].under(action.dest)
         if isinstance(action, ActionConfigFile):
-            folder = f"{value} is a folder, and no YAML file"
+            folder = f"{value} is a folder, not a YAML file"
             reason = folder if os.path.isdir(value) else f"there is no file {value}"
             return Refusal(reason, key=action.dest)
         hint = getattr(action, "_typehint", None)
@@ -137,11 +137,11 @@ class StrictParser(ArgumentParser):
         return self.refusal_of(hint, value).under(action.dest)
 
     def refusal_of(self, hint: Any, value: Any) -> Refusal:
-        """Explain why a value was refused: parsers of classes know more about it.
+        """Explain why a value was refused. Parsers of classes override this.
 
         Args:
-            hint: the type that was asked for.
-            value: as it was typed, or as it was read from a file.
+            hint: requested type.
+            value: as typed, or as read from a file.
         """
         return refusal_of(hint, value)
 
@@ -149,7 +149,7 @@ class StrictParser(ArgumentParser):
         places = [action.dest for action in self._actions if not action.option_strings]
         for name in places:
             if f"--{name}" in self._words:
-                text = f"`{name}` is no option: write it without `--{name}`, behind the command"
+                text = f"`{name}` is not an option: write it without `--{name}`, after the command"
                 return Refusal(text, f"--{name}")
         if missing := _MISSING.search(message):
             names = [f"`{_COMMAND.sub('', name)}`" for name in missing[1].split(", ")]
@@ -178,7 +178,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def did_you_mean(word: str, candidates: Iterable[str], quote: str = "'") -> str:
-    """Name what is nearest to a word, or to its first part, in half a sentence, if anything is.
+    """Suggest the candidate nearest to a word, or to its first part, in half a sentence.
 
     >>> did_you_mean("fti", ["fit", "test"])
     "; did you mean 'fit'?"
@@ -186,8 +186,8 @@ def did_you_mean(word: str, candidates: Iterable[str], quote: str = "'") -> str:
     "; did you mean 'model'?"
 
     Args:
-        word: what was written.
-        candidates: what can be written.
+        word: as written.
+        candidates: allowed words.
         quote: around the name.
     """
     names = list(candidates)
@@ -203,9 +203,9 @@ def refusal_of(hint: Any, value: Any, note: str = "") -> Refusal:
     must be int or null, got many
 
     Args:
-        hint: the type that was asked for.
-        value: as it was typed, or as it was read from a file.
-        note: in brackets behind the type.
+        hint: requested type.
+        value: as typed, or as read from a file.
+        note: in brackets after the type.
     """
     text = str(value.as_dict() if isinstance(value, Namespace) else value)
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
@@ -213,7 +213,7 @@ def refusal_of(hint: Any, value: Any, note: str = "") -> Refusal:
 
 
 def _choice(hint: Any) -> str:
-    """Describe all that fits a type, null for None.
+    """Describe the values of a type, with null for None.
 
     >>> _choice(Literal["a", "b"] | None), _choice(list[int])
     ("'a' or 'b' or null", 'a list of int')

@@ -1,4 +1,4 @@
-"""`weightsym symmetries`: print what can be permuted, rescaled and flipped in a network."""
+"""`weightsym symmetries`: print the permutations, scales and signs of a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.stored import has_weights, is_hugging_face
 
 _LARGE = 2**27
-"""The number of weights beyond which those in files are left there, and their mass is not told."""
+"Number of weights above which those in files stay there, and their mass is not computed."
 
 
 def symmetries(
@@ -31,7 +31,7 @@ def symmetries(
     seed: int = 0,
     explain: str | None = None,
 ) -> None:
-    """Print the symmetries of a network, what is held fixed and why, its mass and the error.
+    """Print the symmetries of a network, fixed operations with reasons, the mass and the error.
 
     Args:
         network: import path of a class or function that returns a network, e.g.
@@ -44,10 +44,10 @@ def symmetries(
             .safetensors; by default those of the folder.
         prefix: prefix of the network's tensor names in the checkpoint, dot included, e.g. net.
             (found automatically if only one fits).
-        batch_norm: carrier leaves the weights before a batch norm alone; eval treats the norm as a
-            fixed affine map.
+        batch_norm: carrier leaves the weights before a batch norm unchanged; eval treats the norm
+            as a fixed affine map.
         seed: random seed of the initialisation and the example input.
-        explain: name of a tensor; print the operations that tie its units or hold them instead.
+        explain: name of a tensor; print the operations that tie or fix its units instead.
     """
     folder = Path(network) if is_hugging_face(Path(network)) else None
     named = Architecture(None if folder else network, input, init, seed=seed)
@@ -83,7 +83,7 @@ def symmetries(
 
 
 def _load(model: nn.Module, file: FittedNetwork) -> None:
-    """Load what a network has in memory."""
+    """Load the tensors of a network into memory."""
     here = [name for name, t in P.of(model).items() if name in file.places and not t.is_meta]
     model.load_state_dict({name: file.number(name) for name in here}, strict=False)
 
@@ -103,7 +103,7 @@ def _masses(params: P.Params, sym: Symmetries) -> list[str]:
 
 
 def _described(file: FittedNetwork) -> str:
-    """Say where weights are from, and which prefix their names have there."""
+    """Describe the source of the weights, and the prefix of their names."""
     first = next(iter(file.places))
     prefix = file.places[first].removesuffix(first)
     return f"weights from {file.stored.path}" + (f", names behind {prefix!r}" if prefix else "")

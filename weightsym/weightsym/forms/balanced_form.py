@@ -38,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
-    r"""The matrices, for `mix`, that bring every space to its balanced form.
+    r"""Return matrices for `mix` that bring every space to its balanced form.
 
     .. math:: G A A^T G^T = G^{-T} B B^T G^{-1}
 
-    A space is left as it is if one of its sides, or their product, has not full rank: then nothing
-    balances it. Where two singular values are nearly the same, the form is not unique: both cases
-    are logged.
+    A space stays as it is if one of its sides, or their product, has not full rank: then no matrix
+    balances it. If two singular values are nearly equal, the form is not unique. Both cases are
+    logged.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
 
     >>> from weightsym import params as P
     >>> from weightsym import discover, mix
@@ -76,11 +76,11 @@ def balancing_matrices(params: Params, sym: Symmetries) -> list[Tensor]:
 
 
 def check_full_rank(params: Params, sym: Symmetries) -> None:
-    """Refuse networks with spaces that no matrix balances: they have no balanced form.
+    """Require spaces of full rank, without which there is no balanced form.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
     """
     stack, _ = weights_of_spaces(params, sym)
     for group, lost in zip(sym.linear, _balanced(stack, sym)[1], strict=True):
@@ -92,11 +92,11 @@ def check_full_rank(params: Params, sym: Symmetries) -> None:
 
 
 def orientation(params: Params, sym: Symmetries) -> tuple[list[Tensor], list[Tensor]]:
-    """The signs of units and, for `mix`, the signs and phases of a network in balanced form.
+    """Return the signs of units and, for `mix`, the signs and phases of a balanced network.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
     """
     stacked = is_stacked(params, sym.shapes)
     stack = {n: params[n].detach().double() for n in sym.shapes if n in params}
@@ -106,7 +106,7 @@ def orientation(params: Params, sym: Symmetries) -> tuple[list[Tensor], list[Ten
 
 
 def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
-    """The weights at spaces as a stack in double precision, and whether they were a stack."""
+    """Return the weights of spaces as a stack in double precision, and whether they were one."""
     stacked = check_params(params, sym)
     check_finite(params, sym)
     names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}
@@ -119,7 +119,7 @@ def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
 def _warn(dead: list[Tensor], gaps: list[Tensor]) -> None:
     lost = sum(int(d.sum()) for d in dead)
     if lost:
-        _log.warning("%d spaces have no full rank on both sides: they are left as they are.", lost)
+        _log.warning("%d spaces have no full rank on both sides and stay unbalanced.", lost)
     close = sum(int((gap[~d] < _NEAR).sum()) for d, gap in zip(dead, gaps, strict=True))
     if close:
         _log.warning(
@@ -132,7 +132,7 @@ def _warn(dead: list[Tensor], gaps: list[Tensor]) -> None:
 
 # ------------------------------------------------------------ step 1: balance
 class Balance(NamedTuple):
-    """The closed form for one pair: what multiplies A and B, and the singular values of A^T B.
+    """The closed form for one pair: the factors of A and B, and the singular values of A^T B.
 
     Rows of the two matrices that belong to vanishing singular values are zero: the limit of a
     balance that no matrix reaches.
@@ -144,12 +144,12 @@ class Balance(NamedTuple):
 
     @property
     def full(self) -> Tensor:
-        """True for every space whose balance a matrix reaches."""
+        """Mask of the spaces that a matrix balances."""
         return (self.singular > 0).all(-1)
 
     @property
     def reached(self) -> Tensor:
-        """The matrix that reaches the balance, one where none does."""
+        """The balancing matrix, or the identity if there is none."""
         return torch.where(self.full[..., None, None], self.forward, _identity(self.forward))
 
 
@@ -164,11 +164,11 @@ def balance_spaces(a: Tensor, b: Tensor) -> Balance:
 
 
 def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance:
-    """Balance the spaces of a group, half of the way where one tensor is both of their sides.
+    """Balance the spaces of a group, half of the way if one tensor is both of their sides.
 
     Args:
-        stack: a stack of networks in double precision, or those tensors of it that are there.
-        sym: what `discover` returned.
+        stack: networks in double precision, or some of their tensors.
+        sym: result of `discover`.
         group: one of ``sym.linear`` that rescales.
     """
     a, b = sides(stack, sym, group)
@@ -188,7 +188,7 @@ def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance
 
 
 def _triangle(a: Tensor) -> Tensor:
-    """The square R of a QR factorisation of the transpose."""
+    """Return the square R of a QR factorisation of the transpose."""
     missing = a.shape[-2] - a.shape[-1]
     if missing > 0:
         a = torch.cat([a, a.new_zeros(*a.shape[:-1], missing)], -1)
@@ -196,7 +196,7 @@ def _triangle(a: Tensor) -> Tensor:
 
 
 def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Tensor], list[Tensor]]:
-    """Matrices that balance all spaces, and which of them cannot be balanced."""
+    """Return matrices that balance all spaces, and a mask of the spaces without one."""
     total = identity_mixings(sym, stack)
     dead = [torch.zeros(t.shape[:2], dtype=torch.bool, device=t.device) for t in total]
     for _ in range(most):
@@ -219,7 +219,7 @@ def _identity(like: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ step 2: turn
 def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
-    """Rotations to the eigenvectors of all that is written and read, and their smallest gap."""
+    """Return rotations to the eigenvectors of all reads and writes, and their smallest gap."""
     a, b = sides(stack, sym, group)
     gram = a @ a.mT + b @ b.mT
     if group.kind in _COMPLEX:
@@ -236,7 +236,7 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
 
 # ------------------------------------------------------------ step 3: signs and phases
 def _orientations(stack: Params, sym: Symmetries) -> tuple[list[Tensor], list[Tensor]]:
-    """Signs of units, and signs and phases of spaces, which meet in the same weights."""
+    """Return signs of units, and signs and phases of spaces, which share weights."""
     matrices = identity_mixings(sym, stack)
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
         if (group := sym.linear[k]).kind in _COMPLEX:
@@ -260,7 +260,7 @@ def _orientations(stack: Params, sym: Symmetries) -> tuple[list[Tensor], list[Te
 
 
 def _flips(group: LinearGroup) -> SignGroup:
-    """What is left of matrices: a sign for every free direction, or for every complex number."""
+    """Return the remaining freedom: a sign for every free direction or complex number."""
     places = []
     for p in group.placements:
         positions = p.positions.flatten(1)[:, None] if group.kind in _COMPLEX else p.positions
@@ -270,9 +270,9 @@ def _flips(group: LinearGroup) -> SignGroup:
 
 
 def _phases(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
-    """Make the largest entry of every row real, of the first place that has any.
+    """Make the largest entry of every row real, of the first placement that has any.
 
-    What is tiny beside the other rows counts as rounding, unless there is nothing else.
+    Entries that are tiny compared with other rows count as rounding, unless there are no others.
     """
     entries, shares = [], []
     for placement in group.placements:
@@ -289,18 +289,18 @@ def _phases(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
 
 # ------------------------------------------------------------ sides of spaces
 def weight_places(sym: Symmetries, group: LinearGroup) -> list[Placement]:
-    """The placements of a group whose tensors count for the mass, in graph order."""
+    """Return the placements of a group whose tensors count for the mass, in graph order."""
     return [p for p in group.placements if sym.axes[p.axis].tensor in sym.weights]
 
 
 def sides(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tensor, Tensor]:
-    """The two matrices of every space that G and its inverse transpose multiply.
+    """Return the two matrices of every space that G and its inverse transpose multiply.
 
     Biases are left out where the group rescales: they do not count for the mass.
 
     Args:
-        stack: a stack of networks in double precision, or those tensors of it that are there.
-        sym: what `discover` returned.
+        stack: networks in double precision, or some of their tensors.
+        sym: result of `discover`.
         group: one of ``sym.linear``.
     """
     parts: dict[int, list[Tensor]] = {1: [], -1: []}

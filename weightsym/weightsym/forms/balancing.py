@@ -1,15 +1,15 @@
 r"""Log scales of least mass by Newton's method, with a certificate, or the limit of the mass.
 
-Where as much mass enters every unit as leaves it, the mass is least. Newton's steps are for the
-logs of the ratios, :math:`\log in_v - \log out_v = 0`, which are linear where one term is all of
-each: few steps do, however far the layers lie apart. Where such a step fails, and where there are
-many scales, steps are for the gradient, and lead down for certain.
+The mass is least if as much mass enters every unit as leaves it. Newton steps are for the logs of
+the ratios, :math:`\log in_v - \log out_v = 0`, which are linear if each has a single term: few
+steps suffice, however different the scales of the layers are. If such a step fails, and for many
+scales, steps are for the gradient, and always descend.
 
-Some terms go to zero at the least value. A term with the exponent :math:`a \cdot u` allows
-directions d with :math:`a \cdot d \le 0` only, if it is not to grow. The terms that fall along any
-of these directions can vanish all together, for directions add up. Units that mass only enters, or
-only leaves, are moved first, one layer after the other. Then a graph decides for terms of two
-scales, and a linear program for those of several.
+Some terms go to zero at the least value. A term with the exponent :math:`a \cdot u` does not grow
+along directions d with :math:`a \cdot d \le 0`. The terms that fall along any of these directions
+can vanish together, since directions add up. Units that mass only enters, or only leaves, are moved
+first, one layer after the other. Then a graph decides for terms of two scales, and a linear program
+for those of several.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from weightsym.forms.mass_problem import Posynomial
 _LARGEST = 40_000  # entries of the Hessians of all members together that are solved as they are
 _MOST = 100  # products for a direction as long as terms may be on their way to zero
 _ROUGHEST = 0.1
-"""Of the gradient, what a direction by conjugate gradients may leave open."""
+"Residual of the gradient that a direction by conjugate gradients may leave."
 _FLAT = 1e-15
-"""Of the curvature if every scale had mass of its own, what is no more than rounding."""
+"Share of the curvature, relative to independent scales, that is rounding."
 
 
 class Balanced(NamedTuple):
-    """Log scales, the terms there, a bound on what is left to gain, and the number of steps."""
+    """Log scales, the terms there, a bound on the remaining gain, and the number of steps."""
 
     logs: Tensor
     terms: Posynomial
@@ -46,13 +46,13 @@ class Balanced(NamedTuple):
 
 
 def balance(problem: Posynomial, u: Tensor, tolerance: float, most: int) -> Balanced:
-    """Newton steps until the certificate says that the mass is least.
+    """Take Newton steps until the certificate shows that the mass is least.
 
     Args:
         problem: the terms at log scales of zero.
-        u: log scales to start from, ``(members, scales)``.
+        u: initial log scales, ``(members, scales)``.
         tolerance: certified relative gap at which to stop.
-        most: steps after which to stop in any case.
+        most: largest number of steps.
     """
     terms = problem.moved(u) if bool(u.any()) else problem
     gap, last, worst = torch.full_like(terms.value, torch.inf), math.inf, math.inf
@@ -79,7 +79,7 @@ def _relative(gap: Tensor, terms: Posynomial) -> Tensor:
 
 
 def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:
-    r"""Bound what is left to gain, by a Newton direction.
+    r"""Bound the remaining gain by a Newton direction.
 
     With y the terms, g what enters less what leaves and L t = -g, the terms :math:`y (1 + \delta)`
     with :math:`\delta = a \cdot t` are a flow that is conserved at every unit: a point of the dual
@@ -87,8 +87,8 @@ def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:
 
     .. math:: m - m^* \le \frac{1}{2} \frac{t^T L t}{1 - \max|\delta|} + 2 |L t + g|_1,
 
-    the last term for what the direction leaves open. A flow that is positive everywhere also says
-    that finite scales reach the minimum.
+    with a last term for the residual of the direction. A flow that is positive everywhere also
+    proves that finite scales reach the minimum.
 
     Args:
         terms: of the mass.
@@ -104,7 +104,7 @@ def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:
 
 # ------------------------------------------------------------ directions
 def _directions(terms: Posynomial, first: bool, most: int) -> Iterator[Tensor]:
-    """Directions to be tried in turn: that of the ratios, that of the gradient, and parts of it."""
+    """Yield directions to try in turn: of the ratios, of the gradient, and parts of it."""
     inflow, outflow = (x.clamp_min(1e-300) for x in (terms.inflow, terms.outflow))
     ratios, gradient = (inflow / outflow).log(), terms.inflow - terms.outflow
     members, n = ratios.shape
@@ -127,11 +127,11 @@ def _solved(slopes: Tensor, values: Tensor) -> Tensor:
 
 
 def _conjugate_gradients(terms: Posynomial, b: Tensor, most: int) -> Tensor:
-    """Solve for a direction, all members at once, until the slowest is done.
+    """Solve for a direction by conjugate gradients, until the slowest member is done.
 
-    Far from the minimum a rough direction will do: what is left open is at most a tenth, and falls
-    with the excess itself, so that steps converge as fast as exact ones. Nothing is done along
-    directions in which the mass is flat: what is there of the excess is rounding.
+    Far from the minimum a rough direction suffices: the residual is at most a tenth, and falls with
+    the excess itself, so that steps converge as fast as exact ones. Directions along which the mass
+    is flat are skipped: excess along them is rounding.
     """
     diagonal = terms.inflow + terms.outflow
     diagonal = torch.where(diagonal > 0, diagonal, 1)
@@ -159,15 +159,15 @@ _PATIENCE = 12  # steps without a certificate after which terms may be on their 
 
 
 class Minimum(NamedTuple):
-    """The least sum of the terms that are not driven to zero.
+    """The least sum of the terms that do not vanish.
 
     Attributes:
         problem: these terms at log scales of zero.
         logs: the log scales, ``(members, scales)``.
         value: the least sum.
-        gap: certified relative bound on what is left to gain.
-        steps: how many there were.
-        fall: a direction along which the other terms fall, and these stay as they are.
+        gap: certified relative bound on the remaining gain.
+        steps: number of steps.
+        fall: a direction along which the other terms fall, and these do not change.
         attained: whether there are no other terms, however small, for every member.
     """
 
@@ -181,13 +181,13 @@ class Minimum(NamedTuple):
 
 
 def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> Minimum:
-    """Find the least sum of terms, or its limit where some of them vanish.
+    """Find the least sum of terms, or its limit if some of them vanish.
 
     Args:
         whole: the terms at log scales of zero.
-        start: log scales to start from, ``(members, scales)``.
+        start: initial log scales, ``(members, scales)``.
         tolerance: certified relative gap at which to stop.
-        most: steps after which to stop in any case.
+        most: largest number of steps.
     """
     problem, fall = one_sided(whole)
     start = start * (problem.inflow > 0)
@@ -211,7 +211,7 @@ def minimise(whole: Posynomial, start: Tensor, tolerance: float, most: int) -> M
 
 
 def no_worse(whole: Posynomial, solution: Minimum) -> Tensor:
-    """Log scales far enough on the way to the limit that there is no more mass than at first.
+    """Return log scales near the limit, with no more mass than at first.
 
     Args:
         whole: the terms at log scales of zero.
@@ -230,7 +230,7 @@ def no_worse(whole: Posynomial, solution: Minimum) -> Tensor:
 
 
 def one_sided(problem: Posynomial) -> tuple[Posynomial, Tensor]:
-    """The terms without those of units that mass only enters or only leaves, again and again.
+    """Remove the terms of units that mass only enters or only leaves, repeatedly.
 
     Args:
         problem: terms.
@@ -248,7 +248,7 @@ def one_sided(problem: Posynomial) -> tuple[Posynomial, Tensor]:
 
 
 def recession(problem: Posynomial) -> Tensor:
-    """For every member a direction in which all terms fall that can vanish, and no other moves.
+    """Return for every member a direction in which all terms that can vanish fall.
 
     Args:
         problem: terms.
@@ -266,7 +266,7 @@ def recession(problem: Posynomial) -> Tensor:
 
 
 def _exponents(problem: Posynomial, member: int) -> csr_matrix:
-    """The powers of the log scales in the terms of a member."""
+    """Return the powers of the log scales in the terms of a member."""
     n = problem.variables
     units = identity(n, dtype=np.int64, format="csr")
     indices, powers = problem.powers.indices().cpu().numpy(), problem.powers.values().cpu().numpy()
@@ -285,10 +285,10 @@ def _exponents(problem: Posynomial, member: int) -> csr_matrix:
 
 
 def _off_cycles(rows: csr_matrix) -> NDArray[np.float64]:
-    """A direction in which all terms of two scales fall whose edge lies on no cycle.
+    """Return a direction in which all terms of two scales fall whose edge lies on no cycle.
 
-    The nodes are the scales with either sign, and one for what has no scale: none may be above the
-    node behind it, and those of a cycle are level.
+    The nodes are the scales with either sign, and one for terms without a scale. No node may be
+    above its successor, and the nodes of a cycle are level.
     """
     n, rows = rows.shape[1], rows[np.diff(rows.indptr) > 0]
     nodes = rows.indices + (n + 1) * (rows.data < 0)
@@ -310,7 +310,7 @@ def _off_cycles(rows: csr_matrix) -> NDArray[np.float64]:
 
 
 def _steepest(rows: csr_matrix) -> NDArray[np.float64]:
-    """The direction of the largest sum of falls, each of which counts up to one."""
+    """Return the direction of the largest sum of falls, each counted up to one."""
     marks = rows @ np.random.default_rng(0).integers(1, 2**62, rows.shape[1])
     different = rows[np.unique(marks, return_index=True)[1]]
     count, free = different.shape

@@ -1,13 +1,13 @@
 """Remove symmetries: one representative for every orbit of a network.
 
-A canonical form goes softmax shift, scale and sign, sort. Layers are treated in graph order, each
-after those before it: the scale of a unit does not see its own sign, and its sign not its own
-scale, so that both are read off the weights that enter it once the layer before is done. Every step
-commutes with permutations: the result is the same for every network of an orbit.
+A canonical form proceeds by softmax shift, scale and sign, then sorting. Layers are treated in
+graph order, each after the ones before it. The scale of a unit does not depend on its sign, nor its
+sign on its scale, so that both follow from the incoming weights once the previous layer is done.
+Every step commutes with permutations: the result is the same for every network of an orbit.
 
-A representative depends on all tensors of its network, but once the permutation, scales and signs
-that lead to it are known they act on every tensor alone. Networks that never are in memory together
-take two passes: the first reads whole networks, some at a time, and keeps only the group elements
+A representative depends on all tensors of its network. But once its permutation, scales and signs
+are known, they act on every tensor separately. Networks that do not fit into memory together take
+two passes: the first reads whole networks, some at a time, and stores only the group elements
 (`plan_removal`); the second goes layer by layer.
 """
 
@@ -54,25 +54,25 @@ def canonicalise(
 
     .. math:: c(g\, \theta) = c(\theta) \quad \text{for every symmetry } g \text{ that is removed}
 
-    That is tried once for each network, at random weights, unless it has more than 100 million
-    numbers: where several scales meet in one weight, or units are alike but for what they read of
-    each other, there may be no such form, and a `ValueError` says so.
+    This is tested once for each network at random weights, unless it has more than 100 million
+    numbers. There may be no such form if several scales meet in one weight, or if units differ only
+    in weights among themselves, and a `ValueError` reports it.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
         scaling: norm or standard deviation of the weights that enter a unit (those of a residual
             stream's first writer; the absolute gain after a normalisation) set to ``target``, or
             the scales of least mass.
-        permutation: what units are sorted by, see `sort_permutations`.
+        permutation: sorting key of the units, see `sort_permutations`.
         softmax_shift: also set the mean over classes of the last layer's weights and biases to
             zero. This changes logits, not probabilities.
         mixing: ``"balanced"`` also brings the channels that matrices may mix (``sym.linear``) to
-            their balanced form, see `balancing_matrices`; they keep the order that it gives them.
-            Spaces that any matrix may mix have none without full rank, and are refused.
-        shifts: also set biases that other biases can take up, and those that nothing sees, to zero.
-            Biases of layers that may change places share what they hold instead.
-        target: the norm or standard deviation that every unit gets.
+            their balanced form, see `balancing_matrices`, and retains its order. Spaces of kind
+            ``general`` without full rank are refused.
+        shifts: also set biases to zero that other biases can absorb, and biases without effect.
+            Biases of exchangeable layers are averaged instead.
+        target: norm or standard deviation of every unit.
         descending: largest first.
 
     Returns:
@@ -129,7 +129,7 @@ def _sorted(
 
 
 def _in_order_of_spaces(sym: Symmetries) -> set[int]:
-    """The groups of channels that keep the order in which matrices bring them."""
+    """Return the groups of channels whose order is that of balancing matrices."""
     inside = zip(sym.permutations, sym.covered(sym.permutations, _ORDERED), strict=True)
     return {
         k for k, (group, units) in enumerate(inside) if group.kind != "block" and bool(units.all())
@@ -142,7 +142,7 @@ def check_form(
     permutation: SortKey | None,
     mixing: Mixing = None,
 ) -> None:
-    """Refuse what would give networks of one orbit different forms."""
+    """Refuse options that would give networks of one orbit different forms."""
     mixing = mixing if sym.linear else None
     numbers = sum(shape.numel() for shape in sym.shapes.values())
     tried = numbers <= _MOST_NUMBERS or sym.shared_axes  # products have scales that norms miss
@@ -150,9 +150,10 @@ def check_form(
     if name:
         beside = "" if mixing is None else f" beside `mixing` {mixing!r}"
         raise ValueError(
-            f"`scaling` {scaling!r} and `permutation` {permutation!r}{beside} give networks of one "
-            f"orbit different forms of {name!r}: scales or orders of units are not read off one "
-            "after the other here. Further scales, those of products, need 'min-mass' or None."
+            f"`scaling` {scaling!r} and `permutation` {permutation!r}{beside} give "
+            f"networks of one orbit different forms of {name!r}: scales or orders of units "
+            "do not follow one after the other here. Further scales, those of products, "
+            "need 'min-mass' or None."
         )
 
 
@@ -160,7 +161,7 @@ def check_form(
 def _without_form(
     sym: Symmetries, scaling: Scaling | None, permutation: SortKey | None, mixing: Mixing
 ) -> str:
-    """A tensor in which forms of one orbit differ, if any: the groups alone decide that."""
+    """Return a tensor whose forms differ within an orbit, from the groups alone."""
     removed = replace(
         sym,
         shifts=(),
@@ -194,13 +195,13 @@ _TURNED = ("orthogonal", "centred", "complex", "unit complex")
 def balanced_together(
     networks: Sequence[Params], sym: Symmetries, scaling: Scaling | None, target: float = 1.0
 ) -> list[Params]:
-    """Scales, then matrices, then signs and phases.
+    """Apply scales, then matrices, then signs and phases.
 
-    A standard deviation changes with a rotation of what is read: it is set last, from unit norms.
+    Rotations of inputs change standard deviations, which are therefore set last, from unit norms.
 
     Args:
-        networks: the first one tells what acts on all.
-        sym: what `discover` returned.
+        networks: the first one determines what acts on all.
+        sym: result of `discover`.
         scaling: as in `canonicalise`.
         target: as in `canonicalise`.
     """
@@ -226,7 +227,7 @@ def balanced_together(
 
 
 def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
-    """True if matrices act on the other side of weights whose size sets a scale."""
+    """Check whether matrices act on the other side of weights whose size sets a scale."""
     writers = [writer(sym, g) for g in sym.scalings]
     return any(
         is_other_side(sym, p.axis, w)
@@ -275,14 +276,14 @@ def plan_removal(
     target: float = 1.0,
     descending: bool = True,
 ) -> Element:
-    """The elements of the group that `canonicalise` applies, without applying them.
+    """Return the elements that `canonicalise` applies, without applying them.
 
-    One tensor is transformed after the other, so that blocks which have tensors of their own
-    (experts that are modules) stay where they are.
+    Tensors are transformed one after the other, so that blocks with tensors of their own (experts
+    that are modules) stay in place.
 
     Args:
-        networks: a stack, or several stacks one after another (such as blocks read from disk).
-        sym: what `discover` returned.
+        networks: a stack, or several successive stacks (such as blocks read from disk).
+        sym: result of `discover`.
         scaling: see `canonicalise`.
         permutation: see `canonicalise`.
         target: see `canonicalise`.
@@ -323,7 +324,7 @@ def _plan(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     check_params(params, sym, "networks")
     if not is_stacked(params, sym.shapes):
-        raise ValueError("`networks` must be a stack, `params.stack([network])` makes one.")
+        raise ValueError("`networks` must be a stack, as `params.stack([network])` makes.")
     check_form(sym, scaling, permutation)
     members = len(next(iter(params.values())))
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units"]:
-    r"""Location of every unit in a sorting permutation: its inverse.
+    r"""Return the position of every unit in a sorting permutation: its inverse.
 
     .. math:: r_{p(k)} = k
 
@@ -19,7 +19,7 @@ def ranks(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch units
 
 
 def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"]:
-    r"""Least number of swaps that make up a permutation: its length minus its number of cycles.
+    r"""Return the least number of swaps in a permutation: its length minus its number of cycles.
 
     .. math:: n - \#\text{cycles of } p
 
@@ -51,12 +51,12 @@ def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*ba
 def kendall_tau(
     a: Real[Tensor, "*#batch units"], b: Real[Tensor, "*#batch units"]
 ) -> Float64[Tensor, "*batch"]:
-    r"""Kendall's tau-b of two orders, batched over leading dimensions, in :math:`O(n^{1.5})`.
+    r"""Return Kendall's tau-b of two orders, with batch dimensions, in :math:`O(n^{1.5})`.
 
     .. math:: \tau = \frac{C - D}{\sqrt{(n_0 - n_a) (n_0 - n_b)}}, \quad n_0 = n (n - 1) / 2
 
-    Give the `ranks` of sorting permutations, not the permutations themselves: tau of those depends
-    on how the units are numbered.
+    Pass the `ranks` of sorting permutations, not the permutations: their tau would depend on the
+    numbering of the units.
 
     >>> kendall_tau(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 1, 3]))
     tensor(0.6667, dtype=torch.float64)
@@ -79,9 +79,9 @@ def kendall_tau(
 
 
 def dense_ranks(key: Tensor, within: Tensor | float = 0) -> Tensor:
-    """The place of every number among the different ones.
+    """Return the rank of every number among the distinct ones.
 
-    Neighbours that are no farther apart than ``within`` are one.
+    Neighbours at most ``within`` apart count as equal.
 
     >>> dense_ranks(torch.tensor([0.5, 2.0, 0.5, 1.0]))
     tensor([0, 2, 0, 1])
@@ -93,7 +93,7 @@ def dense_ranks(key: Tensor, within: Tensor | float = 0) -> Tensor:
 
 
 def count_ranks(ranks: Tensor) -> Tensor:
-    """The number of units of each rank."""
+    """Return the number of units of each rank."""
     return torch.zeros_like(ranks).scatter_add_(-1, ranks, torch.ones_like(ranks))
 
 
@@ -103,10 +103,10 @@ def _tied_pairs(ranks: Tensor) -> Tensor:
 
 
 def inversions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*batch"]:
-    """Pairs of a permutation that stand in the wrong order, in n^1.5 steps of a few large kernels.
+    """Count the pairs of a permutation in the wrong order, in n^1.5 steps of a few kernels.
 
-    Pairs within blocks of about the root of n are compared; for pairs of different blocks, a table
-    tells how many of the values up to v stand in the blocks before.
+    Pairs within blocks of about the root of n are compared. For pairs of different blocks, a table
+    counts the values up to v in the earlier blocks.
 
     >>> inversions(torch.tensor([2, 0, 1]))
     tensor(2)

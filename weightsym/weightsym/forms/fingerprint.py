@@ -1,7 +1,7 @@
-"""Numbers that all networks of one orbit have in common, and a short code for people to compare.
+"""Numbers that all networks of one orbit share, and a short code for comparison.
 
-At least mass only permutations, signs and rotations are left to choose. They change neither the
-size of a tensor nor the sizes of the units along its axes, but for their order.
+At least mass the only remaining freedom is that of permutations, signs and rotations. They change
+neither the size of a tensor nor the sizes of the units along its axes, except for their order.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _STEP = 1e-4  # relative width of the cells to which numbers are rounded
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Numbers that permutations, scales, flips, mixing and shifts do not change.
+    """Numbers that permutations, scales, flips, mixing and shifts preserve.
 
     Attributes:
-        norms: of every tensor at least mass; those of tensors that may change places, together.
-        code: two words, each of which rounds eight sums of norms and of sizes of units, to cells of
-            which those of one word end where those of the other have their middle.
+        norms: of every tensor at least mass; those of exchangeable tensors together.
+        code: two words, each of which rounds eight sums of norms and of sizes of units to cells.
+            The cells of one word end at the midpoints of those of the other.
         attained: whether finite scales reach the least mass; if not, the norms depend on where the
-            search for it stopped.
+            search stopped.
 
     >>> from torch import nn
     >>> from weightsym import params as P
@@ -56,36 +56,36 @@ class Fingerprint:
     attained: bool = True
 
     def agrees(self, other: Fingerprint) -> bool:
-        """True if both may be of one orbit: one of the two words is the same."""
+        """Check whether both may be of one orbit, with one equal word of two."""
         pairs = zip(self.code.split("-"), other.code.split("-"), strict=True)
         return any(a == b for a, b in pairs)
 
     def __str__(self) -> str:
-        """The code alone, for people to compare."""
+        """Return the code alone."""
         return self.code
 
 
 @torch.no_grad()
 def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
-    """The fingerprint of a network: equal for all networks of its orbit, up to rounding.
+    """Return the fingerprint of a network, equal for all networks of its orbit up to rounding.
 
-    Rounding of the weights moves a number over the end of its cell now and then, but hardly ever in
-    both words at once, so that two fingerprints are compared by `Fingerprint.agrees`.
+    Rounding of the weights occasionally moves a number across the end of its cell, but hardly ever
+    in both words at once. Compare fingerprints by `Fingerprint.agrees`.
 
-    That two differ says that the networks are of different orbits. That two agree proves nothing.
-    Fingerprints see the size of every weight and bias tensor at least mass, and along its axes the
-    sizes of all units that permutations move. They do not see
+    Different fingerprints prove different orbits. Equal ones prove nothing. A fingerprint includes
+    the size of every weight and bias tensor at least mass, and along its axes the sizes of all
+    units that permutations move. It does not include
 
     - what changes these numbers by less than one in ten thousand, such as one weight among many;
     - signs, and which weight of a unit is which: two networks may differ in these alone;
     - statistics of batch norms, and but for their norm, biases that several branches share.
 
-    Where no finite scales reach the least mass (`attained` is False), where a stream that matrices
-    mix has no full rank, networks of one orbit may have different fingerprints.
+    If no finite scales reach the least mass (`attained` is False), or if a stream that matrices mix
+    has no full rank, networks of one orbit may have different fingerprints.
 
     Args:
         params: one network.
-        sym: what `discover` returned.
+        sym: result of `discover`.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -113,14 +113,15 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
 
 
 def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
-    """The same functions with the least mass, and without shifts that biases take up.
+    """Return the same functions with the least mass, and without shifts that biases can absorb.
 
-    Units whose scale nothing takes up, as under weight norm, have no least mass: they get norm one.
+    Units whose scale is not compensated, as under weight norm, have no least mass. They get norm
+    one.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
-        mixing: over the matrices that mix channels as well.
+        sym: result of `discover`.
+        mixing: whether to minimise over matrices that mix channels, too.
 
     Returns:
         The networks, and whether finite scales reach the least mass.
@@ -137,7 +138,7 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
 
 
 def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
-    """Norms of weights in float64, by the first of all tensors that may change places."""
+    """Return norms of weights in float64, by the first of all exchangeable tensors."""
     squares: dict[str, float] = {}
     for name, w in params.items():
         if _counts(name, w, sym):
@@ -147,9 +148,9 @@ def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
 
 
 def _sizes_of_units(params: Params, sym: Symmetries) -> Iterator[tuple[str, Tensor]]:
-    """Sorted norms of the units that permutations move, along every axis that they move.
+    """Return sorted norms of the units that permutations move, along every such axis.
 
-    Axes of tensors that may change places come together, under the name of the first of them.
+    Axes of exchangeable tensors are joined, under the name of the first of them.
     """
     sizes: dict[tuple[str, int | None, int], list[Tensor]] = {}
     left_out = _shared_biases(sym)
@@ -168,7 +169,7 @@ def _sizes_of_units(params: Params, sym: Symmetries) -> Iterator[tuple[str, Tens
 
 
 def _turned(sym: Symmetries, a: int, positions: Tensor) -> bool:
-    """Whether matrices mix the channels of different units along an axis."""
+    """Check whether matrices mix the channels of different units along an axis."""
     unit = torch.full((sym.axes[a].length,), -1)
     unit[positions.cpu()] = torch.arange(len(positions))[:, None]
     spaces = [unit[p.positions.cpu()] for _, p in sym.placements_by_axis("linear").get(a, ())]
@@ -176,7 +177,7 @@ def _turned(sym: Symmetries, a: int, positions: Tensor) -> bool:
 
 
 def _shared_biases(sym: Symmetries) -> set[str]:
-    """Biases that may change places, of which one has what another would take up for it."""
+    """Return exchangeable biases of which one can absorb another."""
     names: set[str] = set()
     for group in sym.shifts:
         shifted = {sym.axes[placement.axis].tensor for placement in group.placements}
@@ -191,7 +192,7 @@ def _counts(name: str, w: Tensor, sym: Symmetries) -> bool:
 
 
 def _code(numbers: Tensor) -> str:
-    """Two words of hexadecimal digits, see `Fingerprint`."""
+    """Return two words of hexadecimal digits, see `Fingerprint`."""
     generator = keyed_generator("fingerprint", len(numbers))
     shares = torch.rand(_SUMS, len(numbers), generator=generator, dtype=torch.float64)
     cells = shares @ numbers / (_STEP * len(numbers) ** 0.5)

@@ -1,6 +1,6 @@
-r"""The mass of a network as a convex function of its log scales, and its terms at any point of it.
+r"""The mass of a network as a convex function of its log scales.
 
-Squared weights, summed over whatever no scale tells apart, are single terms and matrices of terms:
+Squared weights, summed over entries with equal scales, are single terms and matrices of terms:
 
 .. math:: \sum_f S_f e^{2 l_f} + \sum_{e, r, c} M_{erc} e^{2 (l_{e_r} + l_{e_c})}, \quad
     l = (u, 0, -u, Cu)
@@ -83,8 +83,8 @@ class Posynomial:
         single: terms of one factor, ``(members, factors)``.
         matrices: terms of two factors.
         powers: of the log scales in the factors of several scales, a sparse ``(factors, scales)``.
-        free: which scales may change, ``(scales,)``; all by default.
-        structure: tables that do not depend on the point, which all points of a problem share.
+        free: mask of the variable scales, ``(scales,)``; by default all.
+        structure: tables that are shared by all points of a problem.
     """
 
     single: Tensor
@@ -99,14 +99,14 @@ class Posynomial:
         return self.powers.shape[1]
 
     def logs(self, t: Tensor) -> Tensor:
-        """The table of log factors ``(members, factors)`` at log scales t."""
+        """Return the table of log factors ``(members, factors)`` at log scales t."""
         parts = [t, t.new_zeros(len(t), 1), -t]
         if len(self.powers):
             parts.append((self.powers @ t.T).T)
         return torch.cat(parts, -1)
 
     def gathered(self, mass: Tensor, sign: int = 0) -> Tensor:
-        """The transpose of `logs`, or of the sizes of its powers of one sign."""
+        """Apply the transpose of `logs`, or of the sizes of its powers of one sign."""
         n = self.variables
         up, down = mass[:, :n], mass[:, n + 1 : 2 * n + 1]
         total = up - down if sign == 0 else up if sign > 0 else down
@@ -116,7 +116,7 @@ class Posynomial:
         return total if self.free is None else total * self.free
 
     def moved(self, u: Tensor) -> Posynomial:
-        """The terms as they are where factors of log scales u multiply these."""
+        """Return the terms multiplied by factors of log scales u."""
         factors = (2 * self.logs(u)).exp()
         matrices = tuple(
             m._replace(left=rows, right=columns) for m, rows, columns in self._at_ends(factors)
@@ -124,7 +124,7 @@ class Posynomial:
         return replace(self, single=self.single * factors, matrices=matrices)
 
     def without(self, direction: Tensor) -> Posynomial:
-        """The terms that do not fall along a direction, in which terms fall by one at least."""
+        """Remove the terms that fall along a direction, by one at least."""
         logs = self.logs(direction)
         matrices = tuple(
             m._replace(given=m.given * (rows[..., None] + columns[..., None, :] > -0.5))
@@ -133,7 +133,7 @@ class Posynomial:
         return replace(self, single=self.single * (logs > -0.5), matrices=matrices)
 
     def members(self, chosen: Tensor) -> Posynomial:
-        """The terms of some members of a stack."""
+        """Return the terms of some members of a stack."""
         matrices = tuple(
             Matrix(m.given[chosen], m.rows, m.columns, *(_rows(t, chosen) for t in m[3:]))
             for m in self.matrices
@@ -142,14 +142,14 @@ class Posynomial:
 
     @cached_property
     def degree(self) -> float:
-        """The largest sum of the sizes of the powers in one term."""
+        """The largest sum of absolute powers in one term."""
         powers = self.powers.values().abs()
         sizes = powers.new_zeros(len(self.powers)).index_add(0, self.powers.indices()[0], powers)
         return max([1.0, *sizes.tolist()]) * (2 if self.matrices else 1)
 
     @cached_property
     def total(self) -> Tensor:
-        """For every factor the sum of the terms that it is in."""
+        """Return for every factor the sum of its terms."""
         sums = zip(self._row_sums, (m.transposed_times() for m in self.matrices), strict=True)
         return self._scattered(self.single, list(sums))
 
@@ -159,27 +159,27 @@ class Posynomial:
 
     @cached_property
     def value(self) -> Tensor:
-        """The sum of all terms, for every member."""
+        """Return the sum of all terms, for every member."""
         return torch.cat([self.single, *(sums.flatten(1) for sums in self._row_sums)], 1).sum(1)
 
     @property
     def support(self) -> Posynomial:
-        """One for every term that is there, so that their sum counts them."""
+        """Return one for every nonzero term, so that their sum counts them."""
         matrices = tuple(Matrix((m.given > 0).double(), *m[1:3]) for m in self.matrices)
         return replace(self, single=(self.single > 0).double(), matrices=matrices)
 
     @cached_property
     def inflow(self) -> Tensor:
-        """For every scale the mass that grows with it, times the powers."""
+        """Return for every scale the mass that grows with it, times the powers."""
         return self.gathered(self.total, 1)
 
     @cached_property
     def outflow(self) -> Tensor:
-        """For every scale the mass that falls with it, times the powers."""
+        """Return for every scale the mass that falls with it, times the powers."""
         return self.gathered(self.total, -1)
 
     def laplacian(self, t: Tensor) -> Tensor:
-        """A quarter of the Hessian times one vector for every member."""
+        """Multiply a quarter of the Hessian by one vector for every member."""
         if "slopes" in vars(self):
             entering, leaving = self.slopes
             return ((entering - leaving) @ t[..., None])[..., 0]
@@ -187,14 +187,14 @@ class Posynomial:
         return self.gathered(self._scattered(self.total * logs, self._partners(logs)))
 
     def _partners(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The sums over the other side of every matrix, for its rows and its columns."""
+        """Return sums over the other side of every matrix, for its rows and its columns."""
         return [
             (m.times(columns), m.transposed_times(rows))
             for m, rows, columns in self._at_ends(table)
         ]
 
     def _at_ends(self, table: Tensor) -> Iterator[tuple[Matrix, Tensor, Tensor]]:
-        """Every matrix with what a table has for its rows and its columns."""
+        """Yield every matrix with the entries of a table for its rows and its columns."""
         if not self.matrices:
             return
         sizes = [end.numel() for m in self.matrices for end in (m.rows, m.columns)]
@@ -218,7 +218,7 @@ class Posynomial:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Half the derivatives of inflow and outflow by the log scales, dense."""
+        """Return half the derivatives of inflow and outflow by the log scales, dense."""
         n, sides = self.variables, [side for m in self.matrices for side in (m.terms, m.terms.mT)]
         table = self.total.new_zeros(len(self.total), self.total.shape[1] * n)
         if "places" not in self.structure:
@@ -234,10 +234,10 @@ class Posynomial:
         return entering, leaving
 
     def _places(self) -> Iterator[tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]]:
-        """Where in a table ``(factors, scales)`` terms count, and by which power of the scale.
+        """Return the positions of terms in a table ``(factors, scales)``, with powers of the scale.
 
-        For the total of every factor, then for the matrices and their transposes; first for one
-        scale of each factor, then for the next of those that have several.
+        The order is: the total of every factor, then the matrices and their transposes. For each,
+        the first scale of every factor comes first, then the next of products.
         """
         n, (rows, columns), values = self.variables, self.powers.indices(), self.powers.values()
         units, ones = torch.arange(n, device=rows.device), values.new_ones(n)
@@ -259,7 +259,7 @@ def _rows(values: Tensor | None, chosen: Tensor) -> Tensor | None:
 
 # ------------------------------------------------------------ from a network
 def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
-    r"""Sum of squares of all weights and gains, biases excluded: one number per member.
+    r"""Sum the squares of all weights and gains, biases excluded: one number per member.
 
     .. math:: M(\theta) = \sum_{w \in \text{weights}} w^2
 
@@ -282,7 +282,7 @@ def mass(params: Params, sym: Symmetries) -> Float64[Tensor, "*members"]:
 
 
 class Recipe(NamedTuple):
-    """The way from squares of a tensor to terms: the axes over which they are not summed."""
+    """The reduction of a tensor's squares to terms: the axes that are not summed."""
 
     axes: tuple[Axis, ...]
     whole: bool
@@ -290,11 +290,11 @@ class Recipe(NamedTuple):
 
 
 def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
-    """Sum up the squared weights of a network or a stack, those of its tensors that are there.
+    """Sum up the squared weights of a network or a stack, or of some of its tensors.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
     """
     recipes, powers = plan(sym)
     offset = is_stacked(params, sym.shapes)
@@ -319,7 +319,7 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
 
 
 def _beside(matrices: Sequence[Matrix]) -> Matrix:
-    """Matrices of one shape as the blocks of one."""
+    """Join matrices of one shape as the blocks of one."""
     if len(matrices) == 1:
         return matrices[0]
     given, rows, columns = zip(*(m[:3] for m in matrices), strict=True)
@@ -327,7 +327,7 @@ def _beside(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def _squares(w: Tensor, recipe: Recipe) -> Tensor:
-    """Squares summed over all that no scale tells apart, in the shape of their factors."""
+    """Sum squares over entries with equal scales, in the shape of their factors."""
     blocks = recipe.axes[-1].blocks if recipe.axes else 1
     if blocks > 1:
         w = w.unflatten(1, (blocks, -1))
@@ -343,10 +343,10 @@ _plans: WeakKeyDictionary[Symmetries, tuple[dict[str, Recipe], Tensor]] = WeakKe
 
 
 def plan(sym: Symmetries) -> tuple[dict[str, Recipe], Tensor]:
-    """The recipes of all tensors, and the powers of the products of scales, found once.
+    """Return the recipes of all tensors, and the powers of the products of scales.
 
     Args:
-        sym: what `discover` returned.
+        sym: result of `discover`.
     """
     if sym not in _plans:
         table = _Table(sym.scaling_dof)
@@ -383,7 +383,7 @@ def _recipe(sym: Symmetries, name: str, indices: Sequence[int], table: _Table) -
 
 
 def _is_matrix(axes: Sequence[Axis]) -> bool:
-    """Two axes, of which the second may see the rows in blocks."""
+    """Check for two axes, of which the second may have the rows in blocks."""
     dims = {a.dim for a in axes}
     return (
         len(axes) == len(dims) == 2
@@ -394,14 +394,14 @@ def _is_matrix(axes: Sequence[Axis]) -> bool:
 
 
 class _Table:
-    """Numbers the factors: scales, one, their inverses, then products as they come."""
+    """An index of factors: scales, one, their inverses, then products in order of use."""
 
     def __init__(self, scales: int) -> None:
         self.scales = scales
         self.known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
     def index(self, powers: csr_matrix) -> Tensor:
-        """The number of the factor of every row of powers."""
+        """Return the index of the factor of every row of powers."""
         powers.eliminate_zeros()
         powers.sort_indices()
         n, start, count = self.scales, powers.indptr, np.diff(powers.indptr)
@@ -417,7 +417,7 @@ class _Table:
         return torch.from_numpy(numbers)
 
     def powers(self) -> Tensor:
-        """The powers of the products, sparse."""
+        """Return the sparse powers of the products."""
         entries = [
             (k, v, p) for (vs, ps), k in self.known.items() for v, p in zip(vs, ps, strict=True)
         ]
@@ -430,7 +430,7 @@ class _Table:
 
 # ------------------------------------------------------------ sums of squares
 def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
-    """Squares summed over all dimensions but the first and those to keep, most in native type."""
+    """Sum squares over all dimensions but the first and given ones, mostly in native type."""
     w = w.detach()
     if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
         w = w.float()

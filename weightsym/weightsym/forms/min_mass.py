@@ -1,13 +1,13 @@
-"""The least mass over all rescalings, or its limit where none reaches it, with a certificate.
+"""The least mass over all rescalings, or its limit if none reaches it, with a certificate.
 
-Over scales and the matrices of heads together, closed forms take turns. The mass is convex along
-geodesics of the positive scales and symmetric matrices, so that no other minimum is in the way.
-With the matrices held, `minimise` solves for the scales; with the scales held, the spaces of a
+The minimum over scales and the matrices of heads is found by alternating closed forms. The mass is
+convex along geodesics of the positive scales and symmetric matrices, so that there are no other
+minima. With fixed matrices, `minimise` solves for the scales. With fixed scales, the spaces of a
 group have a closed form, `balance_spaces`, whose minimum is twice the nuclear norm of the product
-of their two sides. Complex numbers are scales here, for phases do not matter.
+of their two sides. Complex numbers act as scales, since phases do not matter.
 
-Where the product has no full rank no matrix reaches the minimum. The weights then go to their
-limit, with zeros for the directions that lead nowhere; matrices near it are returned.
+If the product has no full rank, no matrix reaches the minimum. The weights then go to their limit,
+with zeros along the vanishing directions, and matrices near it are returned.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ class MinMass:
     .. math:: \text{excess} = 100\, (M / M_{min} - 1)
 
     Attributes:
-        mass: mass of the network as it is.
-        minimum: the least mass; where no finite scales reach it, the bound that they come close to.
-        scales: the scales that reach it, for `rescale`; where none do, finite ones that balance
-            what can be balanced, and under which there is no more mass than before.
+        mass: mass of the given network.
+        minimum: the least mass, or its infimum if no finite scales reach it.
+        scales: scales that reach it, for `rescale`; if there are none, finite ones that balance all
+            other units without more mass than before.
         gap: certified bound on ``(minimum - true minimum) / minimum``; with ``mixing`` it holds
             where no log scale is farther than one from its best.
         iterations: Newton steps; with ``mixing``, rounds of scales and matrices.
         dead: units without incoming or without outgoing weight; their scale is one.
-        attained: whether finite scales reach the minimum. They do not where weights only lead to
-            or only come from units that nothing balances, such as those before a head of zeros.
-        matrices: with ``mixing``, the matrices that reach it together with the scales, for `mix`;
-            near it where none does.
-        falling: units whose scale no weight that is left at the limit tells, as the rows of a
-            normalised weight, or all of those above.
+        attained: whether finite scales reach the minimum. They do not if weights lead only to, or
+            come only from, units that cannot be balanced, such as those before a head of zeros.
+        matrices: with ``mixing``, matrices for `mix` that reach it together with the scales, or
+            nearly so if none do.
+        falling: units whose scale is not determined by any weight in the limit, such as the rows of
+            a normalised weight, or all of those above.
         excess: mass above the minimum, in percent of it.
 
     >>> from weightsym import params as P
@@ -92,7 +92,7 @@ class MinMass:
 
 
 def excess(mass: Tensor, minimum: Tensor) -> Tensor:
-    """The distance of masses above a minimum, in percent of it, and zero between zeros.
+    """Return the excess of masses over a minimum, in percent, and zero between zeros.
 
     >>> excess(torch.tensor([3.0, 0.0, 1.0]), torch.tensor([2.0, 0.0, 0.0]))
     tensor([50.,  0., inf])
@@ -116,12 +116,12 @@ def min_mass(
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
         mixing: also over the matrices that mix the channels of heads and adapters (``sym.linear``);
             ``"only"`` for these alone, with no other scale. Rotations do not change the mass.
-        start: scales to start from, such as those of the step before.
+        start: initial scales, such as those of the previous step.
         tolerance: certified relative gap at which to stop.
-        max_iterations: steps or rounds after which to stop in any case.
+        max_iterations: largest number of steps or rounds.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -186,7 +186,7 @@ def _falling(left: Posynomial, sym: Symmetries) -> tuple[Tensor, ...]:
 
 
 def _first(value: Any) -> Any:
-    """The value of the first member, where there are members."""
+    """Return the value of the first member, if there are members."""
     if isinstance(value, tuple):
         return tuple(t[0] for t in value)
     return value[0] if isinstance(value, Tensor) else value
@@ -207,7 +207,7 @@ def _jointly(
 ) -> MinMass:
     """Alternate scales and matrices until the gap is below the tolerance, for a stack.
 
-    With ``only`` no other scales change than those that groups of matrices contain.
+    With ``only`` no scales change except those in groups of matrices.
     """
     state = _Balance(params, sym, only, tolerance)
     before = state.terms.value
@@ -228,7 +228,7 @@ def _jointly(
 
 
 class _Balance:
-    """The weights as the scales and matrices found so far move them, and their mass."""
+    """The weights, moved by the current scales and matrices, and their mass."""
 
     def __init__(self, params: Params, sym: Symmetries, only: bool, tolerance: float) -> None:
         self.sym, self.tolerance = sym, tolerance
@@ -249,7 +249,7 @@ class _Balance:
 
     @cached_property
     def terms(self) -> Posynomial:
-        """The mass as a function of further log scales."""
+        """Return the mass as a function of further log scales."""
         return replace(mass_problem(self.moving, self.sym), free=self.free)
 
     def _move(self, moving: Params) -> None:
@@ -275,13 +275,13 @@ class _Balance:
         self.mix()
 
     def _drop(self, fall: Tensor) -> None:
-        """The weights that scales drive to zero."""
+        """Remove the weights that scales drive to zero."""
         ones = {n: torch.ones_like(t) for n, t in self.moving.items()}
         factors = act(ones, self.sym, {"scalings": self._split(fall.exp())})
         self._move({n: torch.where(factors[n] < 0.6, 0, w) for n, w in self.moving.items()})
 
     def mix(self) -> None:
-        """Balance the spaces of every group, or go to the limit where none does."""
+        """Balance the spaces of every group, or go to the limit if no matrix does."""
         for k in self.groups:
             group = self.sym.linear[k]
             solution = balance_group(self.moving, self.sym, group)
@@ -292,7 +292,7 @@ class _Balance:
             self.attained &= solution.full.all(-1)
 
     def gap(self) -> Tensor:
-        r"""Relative gap of every member, if no log scale is farther than one from its best.
+        r"""Bound the relative gap of every member, if log scales are within one of their best.
 
         The mass is convex along :math:`\exp(t X)`, and lies above its tangent:
 
@@ -306,12 +306,12 @@ class _Balance:
         return torch.where(self.terms.value > 0, 2 * excess / self.terms.value, 0)
 
     def dead(self) -> Tensor:
-        """Units, and spaces of matrices, that nothing balances."""
+        """Mask units, and spaces of matrices, that cannot be balanced."""
         units = self.free & ((self.terms.inflow == 0) | (self.terms.outflow == 0))
         return torch.stack([units.sum(-1), *((~full).sum(-1) for full in self.full)]).sum(0)
 
     def elements(self, before: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The scales and matrices, near the limit where none reaches it, never with more mass."""
+        """Return scales and matrices, near the limit if none reaches it, never with more mass."""
         scales, total = self._split(self.logs.exp()), list(self.total)
         if bool(self.attained.all()):
             return scales, total
@@ -334,7 +334,7 @@ def _joined(masks: Sequence[Tensor]) -> Tensor:
 
 
 def _near_limit(a: Tensor, b: Tensor) -> Tensor:
-    """Matrices that balance both sides and a little of everything, unless that adds mass."""
+    """Return matrices that nearly balance both sides, unless they would add mass."""
     size = a.shape[-2]
     eye = torch.eye(size).to(a)
     before = a.square().sum((-1, -2)) + b.square().sum((-1, -2))

@@ -1,7 +1,7 @@
-"""The order of the units of all groups as one matrix: a few kernels for every training step.
+"""The order of the units of all groups as one matrix, in few kernels per training step.
 
-Groups are padded to the longest with units that never move, which neither counts as an inversion
-nor as a transposition.
+Groups are padded to the longest with units that never move, which count neither as inversions nor
+as transpositions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STATISTICS: tuple[Statistic, ...] = ("max", "mean", "median", "norm")
 
 
 class OrderChange(NamedTuple):
-    """The change of the places of the units of every group.
+    """The change of the order of units in every group.
 
     >>> from weightsym import order_change
     >>> reversed_ = order_change(torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]), torch.tensor(3))
@@ -38,8 +38,8 @@ class UnitOrders:
     """Sorts the units of all groups of a network, or of every member of a stack.
 
     Args:
-        sym: what `discover` returned.
-        by: what units are sorted by, see `sort_permutations`.
+        sym: result of `discover`.
+        by: sorting key of the units, see `sort_permutations`.
 
     >>> from weightsym import params as P
     >>> from weightsym import discover
@@ -64,23 +64,23 @@ class UnitOrders:
 
     @staticmethod
     def check(by: str) -> None:
-        """Refuse a statistic that there is not."""
+        """Require a known statistic."""
         if by not in get_args(SortKey):
             raise ValueError(f"`by` must be one of {', '.join(get_args(SortKey))}, got {by!r}.")
 
     def to(self, device: torch.device | str) -> UnitOrders:
-        """Keep the index tables on a device."""
+        """Move the index tables to a device."""
         self.sizes, self._real = self.sizes.to(device), self._real.to(device)
         self._places = [replace(p, positions=p.positions.to(device)) for p in self._places]
         return self
 
     def __call__(self, params: Params) -> Tensor:
-        """Sorting permutations, ``(groups, longest)`` or ``(members, groups, longest)``."""
+        """Return sorting permutations, ``(groups, longest)`` or ``(members, groups, longest)``."""
         return self.sorted(self.keys(params))
 
     @torch.no_grad()
     def keys(self, params: Params) -> list[Tensor]:
-        """What units are sorted by, ``(..., units)`` of every group, for `sorted`."""
+        """Return the sorting keys of the units of every group, ``(..., units)``, for `sorted`."""
         if not self.groups:
             raise ValueError("The network has no permutation symmetry.")
         by = self._by
@@ -90,7 +90,7 @@ class UnitOrders:
         return [permutations[k] for k in self._kept]
 
     def sorted(self, keys: list[Tensor]) -> Tensor:
-        """Sorting permutations from `keys`, of several networks where they are stacked.
+        """Return sorting permutations from `keys`, of several networks if they are stacked.
 
         Args:
             keys: of every group.
@@ -102,7 +102,7 @@ class UnitOrders:
         return self._matrix(keys, units.expand(self._shape))
 
     def _matrix(self, rows: list[Tensor], padding: Tensor) -> Tensor:
-        """Rows of different lengths as one matrix, without asking the device for anything."""
+        """Join rows of different lengths as one matrix, without waiting for the device."""
         flat = torch.cat(rows, -1)
         matrix = padding.flatten().to(flat.dtype).expand(*flat.shape[:-1], -1)
         real = self._real.to(flat.device)
@@ -110,14 +110,14 @@ class UnitOrders:
 
 
 def order_change(before: Tensor, after: Tensor, sizes: Tensor) -> OrderChange:
-    r"""Kendall's tau between two orders, and the fraction of units whose place is another.
+    r"""Return Kendall's tau between two orders, and the fraction of moved units.
 
     .. math:: \tau = 1 - \frac{4 D}{n (n - 1)}, \quad D \text{ pairs in another order}
 
     Args:
         before: sorting permutations ``(..., groups, longest)`` of `UnitOrders`.
-        after: those of a later step.
-        sizes: units of every group.
+        after: sorting permutations of a later step.
+        sizes: number of units per group.
 
     >>> before, after = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 2, 1, 3]])
     >>> change = order_change(before, after, torch.tensor([4]))
@@ -134,7 +134,7 @@ def order_change(before: Tensor, after: Tensor, sizes: Tensor) -> OrderChange:
 
 
 def transpositions_between(before: Tensor, after: Tensor) -> Tensor:
-    """Least number of swaps of units from one order to another, for every group.
+    """Return the least number of swaps between two orders, for every group.
 
     >>> transpositions_between(torch.tensor([[0, 1, 2]]), torch.tensor([[2, 0, 1]]))
     tensor([2])
@@ -143,6 +143,6 @@ def transpositions_between(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _new_places(before: Tensor, after: Tensor) -> Tensor:
-    """For every place in the old order, the new place of the unit that stood there."""
+    """Return for every position in the old order the new position of its unit."""
     places = torch.arange(after.shape[-1], device=after.device).expand_as(after)
     return torch.empty_like(after).scatter_(-1, after, places).gather(-1, before)

@@ -1,4 +1,4 @@
-"""The scale and sign of every unit, read off the weights that enter it, in graph order."""
+"""The scale and sign of every unit, from its incoming weights in graph order."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def canonical_scales_and_signs(
     *,
     unscaled: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    r"""The scales that bring every unit to the target, and the signs of the canonical form.
+    r"""Return scales that bring every unit to the target, and signs of the canonical form.
 
     .. math:: s_u = t / \|w_u\|, \quad \sigma_u = \mathrm{sign}\, w_{u j}, \quad
         j = \arg\max_i |w_{u i}|
 
-    A unit's sign makes the largest of the weights that enter it, in absolute value, positive; where
-    several signs meet in one weight, `joint_signs` solves for all. Units without incoming weight
-    keep their scale, with a warning.
+    The sign of a unit makes its largest incoming weight, in absolute value, positive. If several
+    signs meet in one weight, `joint_signs` solves for all. Units without incoming weight keep their
+    scale, with a warning.
 
-    Where these differ within an orbit, `canonicalise` refuses the network; this function does not.
+    If these differ within an orbit, `canonicalise` refuses the network, but this function does not.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
         scaling: as in `canonicalise`; ``None`` leaves all scales at one.
-        target: the norm or standard deviation that every unit gets.
-        unscaled: for every group of scalings, a mask of the units whose scale stays one.
+        target: norm or standard deviation of every unit.
+        unscaled: for every group of scalings, a mask of the units whose scale remains one.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -107,7 +107,7 @@ def canonical_scales_and_signs(
 
 
 def _scale(size: Tensor, target: float, exponent: int) -> Tensor:
-    """What brings sizes to a target, and nothing that is there already."""
+    """Return factors that bring sizes to a target, exactly one for sizes at the target."""
     scale = torch.where(size > 0, target / torch.where(size > 0, size, 1), 1)
     scale = scale if exponent == 1 else scale ** (1 / exponent)
     is_one = (scale - 1).abs() <= _ROUNDING * torch.finfo(size.dtype).eps
@@ -115,12 +115,12 @@ def _scale(size: Tensor, target: float, exponent: int) -> Tensor:
 
 
 def unit_norms(params: Params, sym: Symmetries, units: Sequence[Tensor]) -> list[Tensor]:
-    """The scales that give some units the norm one, of which there is a mask for every group.
+    """Return scales that give masked units of every group the norm one.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
-        units: which.
+        sym: result of `discover`.
+        units: masks, one per group.
     """
     if not any(bool(some.any()) for some in units):
         return [torch.ones_like(some, dtype=torch.float64) for some in units]
@@ -139,7 +139,7 @@ def _check_options(scaling: Scaling | None, target: float) -> None:
 
 def _warn(count: int) -> None:
     if count:
-        _log.warning("%d units have no incoming weight: their scale is left alone.", count)
+        _log.warning("%d units have no incoming weight and keep their scale.", count)
 
 
 def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:
@@ -150,7 +150,7 @@ def _check_sizes(sizes: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
-    """Every group with the place that writes it, and what orders them."""
+    """Return every group with the placement that writes it, and the ordering key."""
     kinds: tuple[Kind, ...] = ("scalings", "signs")
     for field in kinds:
         for index, group in enumerate(getattr(sym, field)):
@@ -162,7 +162,7 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
 
 @lru_cache(maxsize=8)
 def _signs_in_turn(sym: Symmetries) -> bool:
-    """True if the weights that enter a unit flip with it and with those before it alone."""
+    """Check whether the incoming weights of a unit flip only with it and earlier units."""
     order = [w for w in sorted(_writers(sym), key=lambda w: w[:3]) if w[1] == "signs"]
     before = set[int]()
     for *_, index, placement in order:
@@ -183,10 +183,10 @@ def _meet(first: Placement, second: Placement) -> bool:
 def _sign_of_largest(
     params: Params, sym: Symmetries, group: Group, placement: Placement, w: Tensor
 ) -> Tensor:
-    """The sign of the largest weight, or of the next where two of both signs are as large.
+    """Return the sign of the largest weight, or of the next if two of both signs are as large.
 
-    Where the weights are their own mirror image up to rounding, the biases decide, then the first
-    weight if the order of the inputs is given. What is its own mirror image in all keeps its sign.
+    If the weights are symmetric under reflection up to rounding, the biases decide, then the first
+    weight if the order of the inputs is given. Otherwise the sign does not change.
     """
     rows = unit_rows(params, sym, placement, w)
     up, down = rows.amax(-1), -rows.amin(-1)
@@ -214,7 +214,7 @@ def _sign_of_all(
 
 
 def _signs(values: Tensor, largest: Tensor) -> Tensor:
-    """Signs of numbers, zero where rounding explains the number."""
+    """Return signs of numbers, zero for rounding errors."""
     size = largest[..., None, None] * _ROUNDING * torch.finfo(values.dtype).eps
     return torch.where(values.abs() > size, values.sign(), 0)
 

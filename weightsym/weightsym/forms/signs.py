@@ -1,9 +1,9 @@
-r"""The signs of all units at once, where they are not read off one after the other.
+r"""The signs of all units at once, where they do not follow one after the other.
 
 A weight flips with the product of the signs of some units. Tensors are taken in graph order, and
-the weights of one from the largest on: a weight whose sign follows from no others becomes positive.
-Like a tree of greatest weight that is unique if no two weights are equally large, and it moves with
-the units when they change places.
+their weights from the largest on: a weight whose sign does not follow from earlier ones becomes
+positive. As in a tree of greatest weight, the result is unique if no two weights are equally large,
+and it moves with the units under permutations.
 
 .. math:: \prod_{k \in K} s_k = \mathrm{sign}\, w
 """
@@ -23,15 +23,15 @@ _ROUNDING = 64  # units in the last place
 _TINY = 1e-6  # of the largest weight of a tensor: what rotations leave of zero
 _NEGATIVE = -1
 Equation = frozenset[int]
-"""Units whose signs have a positive product, or a negative one if `_NEGATIVE` is among them."""
+"Units whose signs have a positive product, or a negative one if `_NEGATIVE` is among them."
 
 
 def joint_signs(params: Params, sym: Symmetries) -> list[Tensor]:
-    """For every group of signs those of the canonical form, solved for together.
+    """Solve for the signs of the canonical form, for every group of signs.
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
     """
     units, stacked = [group.units for group in sym.signs], is_stacked(params, sym.shapes)
     flips = _Flips(sym)
@@ -41,7 +41,7 @@ def joint_signs(params: Params, sym: Symmetries) -> list[Tensor]:
 
 
 class _Flips:
-    """By axis, the units whose signs flip each of its positions."""
+    """The units whose signs flip each position, by axis."""
 
     def __init__(self, sym: Symmetries) -> None:
         self.sym, self.units = sym, sum(group.units for group in sym.signs)
@@ -56,7 +56,7 @@ class _Flips:
             self.at[a] = [frozenset(k[v == 1].tolist()) for k, v in pairs]
 
     def stages(self) -> list[list[str]]:
-        """Tensors in graph order, those that may change places together."""
+        """Return tensors in graph order, exchangeable ones together."""
         last: dict[str, int] = {}
         for a in sorted(self.at):
             name = self.sym.axes[a].tensor
@@ -67,7 +67,7 @@ class _Flips:
         return sorted(stages.values(), key=lambda names: max(last[n] for n in names))
 
     def solved(self, params: Params) -> Tensor:
-        """The signs of one network."""
+        """Return the signs of one network."""
         known: dict[int, Equation] = {}
         for names in self.stages():
             every = [w for n in names if n in params for w in self._weights(n, params[n], known)]
@@ -85,7 +85,7 @@ class _Flips:
     def _weights(
         self, name: str, w: Tensor, known: dict[int, Equation]
     ) -> Iterator[tuple[float, Equation]]:
-        """The largest of all weights of a tensor that flip alike, and what makes it positive."""
+        """Return the largest of all weights that flip alike, and its sign equation."""
         axes = [a for a in self.sym.axes_of[name] if a in self.at]
         equations = [Equation()]
         kinds = torch.zeros((), dtype=torch.long)
@@ -110,7 +110,7 @@ class _Flips:
 
 
 def _reduced(equation: Equation, known: dict[int, Equation]) -> Equation:
-    """The equation without units that others give, of which later ones contain no earlier."""
+    """Reduce an equation by earlier ones, of which later ones contain no leading units."""
     while (unit := next((k for k in equation if k in known), None)) is not None:
         equation = equation ^ known[unit]
     return equation

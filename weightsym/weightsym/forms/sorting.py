@@ -1,10 +1,10 @@
-"""The permutations that put the units of every group in order.
+"""The permutations that sort the units of every group.
 
-Units are compared by one number. Where those of two units agree up to rounding, all numbers of the
-units are compared, tensor by tensor in graph order: the weights that enter them, biases, gains, the
-weights that leave them; sorted by size, then in the order of the layer on the other side where that
-is known. Units that agree in all of that keep their order: the result is the same for every
-permuted copy of a network in which such units are exchangeable, as copies of each other are.
+Units are compared by one number. If those of two units agree up to rounding, all numbers of the
+units are compared, tensor by tensor in graph order: incoming weights, biases, gains, outgoing
+weights. These are sorted by size, then in the order of the layer on the other side if that is
+known. Units that agree in all of them keep their order: the result is the same for every permuted
+copy of a network in which such units are exchangeable, as copies of each other are.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def sort_permutations(
     *,
     held: Collection[int] = (),
 ) -> list[Tensor]:
-    r"""The permutations that sort the units of every group.
+    r"""Return permutations that sort the units of every group.
 
     .. math:: k_{p(1)} \geq k_{p(2)} \geq \dots \geq k_{p(n)}
 
     Args:
         params: one network or a stack.
-        sym: what `discover` returned.
+        sym: result of `discover`.
         by: statistic of the weights that enter a unit: their ``"max"``, ``"mean"``, ``"median"``,
             ``"norm"`` or the ``"first"`` of them (once the layer before is sorted); or
             ``"outgoing"``, the first weight that leaves the unit, once the layer behind is sorted.
@@ -63,7 +63,7 @@ def sort_permutations(
             which each contains a part of each other (grouped queries), one has no first weight
             before the other is sorted: it is sorted by the largest.
         descending: largest first.
-        held: indices of groups whose units stay where they are.
+        held: indices of groups whose units are not sorted.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -94,10 +94,10 @@ def sort_permutations(
 
 @lru_cache(maxsize=8)
 def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
-    """Groups in graph order, or from the last layer.
+    """Return groups in graph order, or from the last layer.
 
-    Blocks are placed once the channels are sorted by which they are compared, and before the other
-    channels inside them, whose first weight may lie in any block.
+    Blocks follow the channels by which they are compared, and precede the other channels inside
+    them, whose first weight may lie in any block.
     """
 
     def placement(g: int) -> Placement | None:
@@ -132,7 +132,7 @@ def _sequence(sym: Symmetries, backwards: bool) -> list[int]:
 
 
 def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
-    """The first axis, in graph order, that a group moves, alone or with its tensor."""
+    """Return the first axis, in graph order, that a group moves, alone or with its tensor."""
     moved = {name for row in group.tensors for name in row}
     axes = [placement.axis for placement in group.placements[:1]]
     axes += [k for k, axis in enumerate(sym.axes) if axis.tensor in moved and not axes][:1]
@@ -141,7 +141,7 @@ def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
 
 @lru_cache(maxsize=8)
 def _around(sym: Symmetries) -> list[set[int]]:
-    """For every group, those of the blocks that it lies in."""
+    """Return for every group those of its enclosing blocks."""
     around: list[set[int]] = [set() for _ in sym.permutations]
     for g in reversed(range(len(sym.permutations))):
         for row in sym.permutations[g].inner:
@@ -152,7 +152,7 @@ def _around(sym: Symmetries) -> list[set[int]]:
 
 @lru_cache(maxsize=8)
 def crossing_groups(sym: Symmetries) -> list[set[int]]:
-    """Groups whose units have parts of the units of each other: which is first depends on both."""
+    """Return groups that split the units of each other, so that either order depends on both."""
     around = _around(sym)
     crossing: list[set[int]] = [set() for _ in sym.permutations]
     acts = incidence(sym.axes, sym.permutations, [np.zeros(g.units, int) for g in sym.permutations])
@@ -165,7 +165,7 @@ def crossing_groups(sym: Symmetries) -> list[set[int]]:
 # ------------------------------------------------------------ comparing units
 @dataclass(frozen=True, eq=False)
 class _State:
-    """A network or a stack, the orders of its units so far, and the groups that are sorted."""
+    """A network or a stack, the current orders of its units, and the sorted groups."""
 
     params: Params
     sym: Symmetries
@@ -173,7 +173,7 @@ class _State:
     done: set[int]
 
     def key(self, index: int, by: SortKey) -> Tensor | None:
-        """The number by which units are sorted, or None where nothing writes them."""
+        """Return the number by which units are sorted, or None without incoming weights."""
         sym, group = self.sym, self.sym.permutations[index]
         reading = reader(sym, group) if by == "outgoing" else None
         placement = reading or writer(sym, group)
@@ -188,13 +188,13 @@ class _State:
         return statistic(self.params, sym, placement, "max" if by == "outgoing" else by)
 
     def _first(self, index: int, placement: Placement) -> Tensor:
-        """The first weight of every unit, where all that does not move the units is in order."""
+        """Return the first weight of every unit, in the order of the sorted axes."""
         return unit_rows({}, self.sym, placement, self._in_order(index, placement))[..., 0]
 
     def _in_order(self, index: int, placement: Placement) -> Tensor:
-        """The tensor at a place once everything but some units has its order.
+        """Return the tensor of a placement with all axes in order, except those of some units.
 
-        Blocks around the units would move them, and with row blocks what they read as well.
+        Enclosing blocks would move the units, and with row blocks also their inputs.
         """
         sym, axis = self.sym, self.sym.axes[placement.axis]
         w, moved = self.params[axis.tensor], sym.placements_by_axis("permutations")
@@ -209,7 +209,7 @@ class _State:
         return w
 
     def _of_tensors(self, group: PermutationGroup, by: SortKey) -> Tensor:
-        """One number for every block with tensors of its own: a statistic of the largest ones."""
+        """Return a statistic of the largest entries for every block with tensors of its own."""
         row = max(group.tensors, key=lambda names: self.sym.shapes[names[0]].numel())
         weights = [self.params[name] for name in row]
         flat = [w.flatten(w.ndim - len(self.sym.shapes[row[0]])) for w in weights]
@@ -217,7 +217,7 @@ class _State:
         return STATISTICS.get(by, STATISTICS["max"])(rows)
 
     def places(self, index: int, key: Tensor, descending: bool) -> Tensor:
-        """The place of every unit of a group by its key, and by all of its numbers in a tie."""
+        """Return the rank of every unit by its key, and by all of its numbers in a tie."""
         places = _ranks(-key if descending else key)
         for placement in self.sym.permutations[index].placements:
             if self.sym.axes[placement.axis].tensor not in self.params:
@@ -235,7 +235,7 @@ class _State:
     def _numbers(
         self, index: int, placement: Placement
     ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
-        """From units to numbers that are compared, and what separates them, in one tensor."""
+        """Return the numbers of units in one tensor, and their resolution."""
         sym, group = self.sym, self.sym.permutations[index]
         twins = len(twin_places(sym, group, placement)) > 1  # in no order: they may change places
         weight = common_weight(self.params, sym, group, placement) if twins else None
@@ -257,7 +257,7 @@ class _State:
             yield in_order
 
     def _is_ordered(self, index: int, placement: Placement) -> bool:
-        """True if what lies on the other side of a tensor is sorted already, and no blocks."""
+        """Check whether the other side of a tensor is sorted already, and not a block."""
         moved = self.sym.placements_by_axis("permutations")
         others = [a for a in self.sym.axes_of[self.sym.axes[placement.axis].tensor] if a in moved]
         groups = {g for a in others if a != placement.axis for g, _ in moved[a]}
@@ -266,20 +266,20 @@ class _State:
 
 
 def _ranks(key: Tensor) -> Tensor:
-    """The place of every unit among the different keys, those that rounding separates being one."""
+    """Return the rank of every unit among the keys that are distinct up to rounding."""
     return dense_ranks(key, _rounding(key) * key.abs().amax(-1, keepdim=True))
 
 
 def _rounding(numbers: Tensor) -> float:
-    """The share of the largest number by which two have to differ."""
+    """Return the relative difference above which two numbers are distinct."""
     return _ROUNDING * torch.finfo(numbers.dtype).eps if numbers.is_floating_point() else 0.0
 
 
 def _places_of_rows(rows: Tensor, within: Tensor) -> Tensor:
-    """Location of every row in lexicographic order, for all members of a stack at once.
+    """Return lexicographic ranks of rows, for all members of a stack at once.
 
-    Numbers are compared with those of their column: a million of a whole tensor lie closer together
-    than rounding separates any two.
+    Entries are compared within their column: a million entries of a whole tensor are closer
+    together than rounding.
     """
     numbers = dense_ranks(rows.transpose(-1, -2), within[..., None, None]).transpose(-1, -2)
     _, places = torch.unique(numbers.flatten(0, -2), dim=0, return_inverse=True)
