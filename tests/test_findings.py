@@ -83,5 +83,5 @@ def test_what_others_have_put_into_a_folder_is_left_alone(tmp_path):
 
 @pytest.mark.bad_input
 def test_a_folder_that_cannot_be_written_to_is_refused():
-    with pytest.raises(ValueError, match="`out` must be a folder"):
+    with pytest.raises(ValueError, match="`out` must be a writable folder"):
         results_folder("/proc/nothing/here", "toy")

@@ -489,7 +489,7 @@ DAMAGES = {
     "root": (with_values(dense(), "root", torch.inf), "deviations are not positive and finite"),
     "a file above": (moved(lambda p: f"../{p.name}"), "names files outside the bundle"),
     "an absolute path": (moved(str), "names files outside the bundle"),
-    "another format": (edited(lambda c: c.update(format=2)), "has format 2, this"),
+    "another format": (edited(lambda c: c.update(format=2)), "has format 2, but this"),
     "another kind": (edited(lambda c: c.update(kind="x")), "holds 'x', which this"),
     "a class": (of_posterior(**{"class": "os.system"}), "'os.system' is not a class of"),
     "no settings": (edited(lambda c: c.update(posterior=None)), NO_POSTERIOR),
@@ -554,7 +554,7 @@ def test_draws_that_are_not_those_of_the_card_are_refused(tmp_path):
 
 REFUSED = {
     "is empty": lambda p: write_folder(CheckpointBank(p / "empty"), p / "other"),
-    "`folder` is missing: name a new one": lambda p: from_hub(p / "it"),
+    "`folder` is missing: name a new folder": lambda p: from_hub(p / "it"),
     "here is not empty; name a new": lambda p: from_hub(p / "it", folder=p / "here"),
     "file is not empty; name a new": lambda p: from_hub(p / "it", folder=p / "file"),
     "nowhere is not a folder of a reference": lambda p: write_folder("nowhere", p / "other"),

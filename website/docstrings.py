@@ -30,7 +30,7 @@ class PublicBases(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    r"""A docstring without directives.
+    r"""Convert a docstring without directives to Markdown.
 
     >>> as_markdown("Mean, :math:`x`.\n\nEnd, see ``a``.")[:50]
     'Mean, <math xmlns="http://www.w3.org/1998/Math/Mat'
@@ -48,7 +48,7 @@ def as_markdown(text: str) -> str:
 
 
 def as_mathml(latex: str, display: str) -> str:
-    r"""A formula that browsers set by themselves, without scripts or fonts.
+    r"""Convert a formula to MathML, which browsers set without scripts or fonts.
 
     Words of three letters are names, not products; names of functions stand off what follows.
 
@@ -105,17 +105,17 @@ def _set_apart(row: ElementTree.Element) -> None:
 
 
 def _opens(node: ElementTree.Element) -> bool:
-    """Whether a minus that follows is a sign."""
+    """Check whether a following minus is a sign."""
     return node.tag == f"{_MATHML}mo" and node.text not in (")", "]", "}", "|", "\u2016", "!")
 
 
 def _apart(*nodes: ElementTree.Element) -> bool:
-    """Whether one of them has a margin."""
+    """Check whether one of them has a margin."""
     return any(node.tag in (f"{_MATHML}mo", f"{_MATHML}mspace") for node in nodes)
 
 
 def _is_name(*nodes: ElementTree.Element) -> bool:
-    """Whether one of them is the name of a function, perhaps with an index."""
+    """Check whether one of them is the name of a function, possibly with an index."""
     scripts = [f"{_MATHML}{kind}" for kind in ("msub", "msup", "munder")]
     bases = [node[0] if node.tag in scripts else node for node in nodes]
     return any(base.tag == f"{_MATHML}mi" and len(base.text or "") > 1 for base in bases)

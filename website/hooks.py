@@ -1,4 +1,4 @@
-"""What the site has beside `docs/`: start page and gallery, made when it is built, and links."""
+"""Pages of the site besides `docs/`: start page, gallery, scripts, and links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 
 
 def gallery_page() -> str:
-    """Every picture of the pages, with its caption and the page that explains it."""
+    """Return a page of every picture, with its caption and the page that explains it."""
     made = yaml.safe_load((ROOT / "website/pictures.yaml").read_text(encoding="utf-8"))
     parts = ["# Gallery\n\nEvery picture, the page that says what it shows, and what makes it.\n"]
     for page in sorted((ROOT / "docs").glob("**/*.md")):
@@ -46,7 +46,7 @@ def gallery_page() -> str:
 
 
 def example_page(source: str) -> str:
-    """A script, below what its first string says.
+    """Return a page of a script, below its docstring.
 
     Args:
         source: the file, from the root of the repository.
@@ -65,7 +65,7 @@ def example_page(source: str) -> str:
 
 
 def site_link(target: str, page: str) -> str:
-    """Where a link of a page leads on the site.
+    """Return the target of a link on the site.
 
     Files of the repository that are no pages are named by their path, without a link.
 
@@ -97,7 +97,7 @@ def site_link(target: str, page: str) -> str:
 
 
 def with_site_links(text: str, page: str) -> str:
-    """A page whose links lead to pages of the site.
+    """Return a page whose links lead to pages of the site.
 
     Args:
         text: Markdown.
@@ -124,7 +124,7 @@ def _tutorials():  # type: ignore[no-untyped-def]  # a script and no module of a
 
 
 def notebooks(repository: str | None) -> dict[str, str]:
-    """The tutorials as notebooks, which install the release once it is public.
+    """Return the tutorials as notebooks, which install the release once it is public.
 
     Args:
         repository: its address, if it has one.
@@ -135,7 +135,7 @@ def notebooks(repository: str | None) -> dict[str, str]:
 
 
 def notebook_links(page: str, repository: str | None) -> str:
-    r"""What stands above a tutorial: its notebook, and a badge that opens it in Colab.
+    r"""Return the links above a tutorial: its notebook, and a badge that opens it in Colab.
 
     >>> notebook_links("tutorials/01_callbacks.md", None)
     '[Notebook](01_callbacks.ipynb)\n\n'

@@ -1,4 +1,4 @@
-"""What makes pages readable: room for wide tables, numbers that stay whole, pictures to enlarge."""
+"""Readability of pages: room for wide tables, unbroken numbers, pictures to enlarge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDE = 10
 
 
 def is_wide(markdown: str) -> bool:
-    r"""Whether a page has a table that needs the room of the column of contents.
+    r"""Check whether a page has a table that needs the room of the column of contents.
 
     >>> is_wide("| a | b |\n|---|---|\n| 1 | 2 |"), is_wide("|---" * 10 + "|")
     (False, True)
@@ -22,7 +22,7 @@ def is_wide(markdown: str) -> bool:
 
 
 def with_contents(markdown: str) -> str:
-    r"""A page that has its contents below its title.
+    r"""Return a page with its contents below its title.
 
     >>> with_contents("# A\n\nText.")
     '# A\n\n!!! contents "On this page"\n    [TOC]\n\nText.'
@@ -32,7 +32,7 @@ def with_contents(markdown: str) -> str:
 
 
 def whole_numbers(html: str) -> str:
-    """A page whose tables do not break lines between a number and its error.
+    """Keep numbers and their errors in tables on one line.
 
     >>> whole_numbers("<p>1 ± 2</p><td>1 ± 2</td>").count("1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2")
     1
@@ -41,7 +41,7 @@ def whole_numbers(html: str) -> str:
 
 
 def enlarging(html: str) -> str:
-    """A page whose pictures lead to their files, which a browser shows as large as they are.
+    """Link pictures to their files, which a browser shows at full size.
 
     >>> enlarging('<img alt="a" src="b.png">')
     '<a class="picture" href="b.png"><img alt="a" src="b.png"></a>'
@@ -59,7 +59,7 @@ def enlarging(html: str) -> str:
 
 # ------------------------------------------------------------ what mkdocs calls
 def on_page_markdown(markdown, page, config, files):  # type: ignore[no-untyped-def]  # mkdocs is not known here
-    """Contents beside a wide table go to the top of the page."""
+    """Move the contents of a page with wide tables to its top."""
     if not is_wide(markdown):
         return markdown
     page.meta.setdefault("hide", []).append("toc")
@@ -67,5 +67,5 @@ def on_page_markdown(markdown, page, config, files):  # type: ignore[no-untyped-
 
 
 def on_page_content(html, page, config, files):  # type: ignore[no-untyped-def]  # as above
-    """Rewrite what Markdown has become."""
+    """Rewrite the HTML of a page."""
     return enlarging(whole_numbers(html))

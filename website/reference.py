@@ -74,7 +74,7 @@ LIKE_FIT = "validate", "test", "predict"
 
 
 def module_of(page: str) -> str:
-    """The module that a page describes.
+    """Return the module that a page describes.
 
     >>> module_of("symmetry"), module_of("callbacks")
     ('weightsym', 'lightning_bnn.callbacks')
@@ -83,7 +83,7 @@ def module_of(page: str) -> str:
 
 
 def page_of(module: str) -> str:
-    """The page that would describe what a file defines.
+    """Return the page that describes the definitions of a file.
 
     >>> page_of("weightsym.matching.align"), page_of("weightsym.networks.dicts")
     ('symmetry', 'params')
@@ -99,7 +99,7 @@ def page_of(module: str) -> str:
 
 # ------------------------------------------------------------ source files
 def source(module: str) -> Path | None:
-    """The file of a module of the package; None if the dotted path is no module.
+    """Return the file of a module of the package, or None for another dotted path.
 
     >>> source("lightning_bnn.clusters").name, source("lightning_bnn.clusters.Work")
     ('clusters.py', None)
@@ -111,12 +111,12 @@ def source(module: str) -> Path | None:
 
 
 def public_names(page: str) -> list[str]:
-    """The names that the module of a page exports, read without importing it."""
+    """Return the names that the module of a page exports, read without importing it."""
     return sorted(_exports(module_of(page)), key=str.lower)
 
 
 def imports(module: str, name: str) -> list[str]:
-    """The modules from which a name is imported, one from the next; the last one defines it.
+    """Return the modules from which a name is imported, ending with its definition.
 
     >>> imports("weightsym", "align")[-1]
     'weightsym.matching.align'
@@ -161,14 +161,14 @@ def _body(module: str) -> list[ast.stmt]:
 
 # ------------------------------------------------------------ pages
 def reference_page(page: str) -> str:
-    """The page of a module: every public name with its signature and docstring."""
+    """Return the page of a module: every public name with its signature and docstring."""
     names = "\n\n".join(entry(page, name) for name in public_names(page))
     head = f"# {REFERENCE[page]}\n\n`from {module_of(page)} import ...`"
     return f"{head}\n\n{contents(page)}\n\n{names}\n"
 
 
 def contents(page: str) -> str:
-    """A line for every name of a module, those of symmetries in groups."""
+    """Return a line for every name of a module, with symmetries in groups."""
     files = GROUPS if page == "symmetry" else {"Name": ("",)}
     groups: dict[str, list[str]] = {title: [] for title in files}
     for name in public_names(page):
@@ -180,7 +180,7 @@ def contents(page: str) -> str:
 
 
 def summary(module: str, name: str) -> str:
-    """The first line of what a module says about a name.
+    """Return the first line of a name's docstring.
 
     >>> summary("weightsym.matching.align", "align")
     'Bring all networks of a stack into one frame.'
@@ -199,7 +199,7 @@ def summary(module: str, name: str) -> str:
 
 
 def made_of(module: str, name: str) -> str | None:
-    """The method of a LightningModule that is made by `lightning_class`.
+    """Return the method of a LightningModule made by `lightning_class`.
 
     >>> made_of("lightning_bnn.modules.by_method", "SGHMC")
     'SGMCMC'
@@ -248,12 +248,12 @@ def entries(page: str) -> list[str]:
 
 
 def commands(script: Script) -> dict[str, str]:
-    """The functions behind the commands of a console script, except those of LightningCLI."""
+    """Return the functions behind the commands of a console script, except LightningCLI's."""
     return {n: f"{script.module_of(n)}.{n}" for n in script.commands if n not in EXAMPLES}
 
 
 def commands_page() -> str:
-    """Every command with its arguments, which are those of a function, or with its help."""
+    """Return every command with its arguments or its help."""
     from lightning_bnn.cli import Commands
 
     others = "\n\n".join(f"## {name}\n\n{_command(name)}" for name in EXAMPLES)
@@ -262,7 +262,7 @@ def commands_page() -> str:
 
 
 def research_page() -> str:
-    """Every command of a clone, with its arguments."""
+    """Return every command of a clone, with its arguments."""
     from bnn_research.cli import Studies
 
     about = "These commands are in a clone of the repository only, where `make test` installs them."
@@ -276,7 +276,7 @@ def _page_of(title: str, script: Script, text: str, *more: str) -> str:
 
 
 def _command(name: str) -> str:
-    """What a command does, how it is called, and its help."""
+    """Return the description of a command, with its usage and help."""
     from lightning_bnn.cli import EVERY
 
     does = f"{EVERY[name][0].upper()}{EVERY[name][1:]}."
@@ -287,7 +287,7 @@ def _command(name: str) -> str:
 
 
 def help_of(name: str) -> str:
-    """What a command prints when it is asked for help."""
+    """Return the help of a command."""
     from lightning_bnn.cli import main
 
     printed = io.StringIO()
@@ -297,7 +297,7 @@ def help_of(name: str) -> str:
 
 
 def faults(html: str) -> list[str]:
-    """What a page of the reference shows and should not.
+    """Return faults of a page of the reference.
 
     >>> faults('<div class="doc doc-object doc-class"><h2 id="a.B"><h2 id="a.C">')
     []
@@ -326,7 +326,7 @@ def on_files(files, config):  # type: ignore[no-untyped-def]  # mkdocs is not kn
 
 
 def on_page_content(html, page, config, files):  # type: ignore[no-untyped-def]  # as above
-    """Refuse a page that shows what it should not."""
+    """Refuse a page with faults."""
     from mkdocs.exceptions import PluginError
 
     if page.file.src_uri.startswith("reference/") and (found := faults(html)):

@@ -1,4 +1,4 @@
-"""Chains of stages: what a network computes, layer by layer."""
+"""Chains of stages: the computation of a network, layer by layer."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _divisor(number: int, most: int) -> int:
 
 # ------------------------------------------------------------ chains
 class Unsuitable(Exception):
-    """The network is no chain of stages. The message says what it does."""
+    """The network is not a chain of stages. The message gives the reason."""
 
 
 @dataclass(frozen=True)

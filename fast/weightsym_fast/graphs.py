@@ -29,7 +29,7 @@ _log = logging.getLogger("weightsym.params")
 
 
 class LossGraphs:
-    """Losses and their gradients, by graphs that are made when shapes come a third time."""
+    """Losses and their gradients, by graphs recorded when shapes occur a third time."""
 
     name = "CUDA graphs"
     kinds = (Losses,)
@@ -65,7 +65,7 @@ def _tensors(job: Losses) -> list[Any]:
 
 
 def _key(job: Losses, tensors: Sequence[Tensor]) -> Any:
-    """A graph is made for places of parameters, modes, precision and shapes."""
+    """Return the key of a graph: addresses of parameters, modes, precision and shapes."""
     places = tuple(p.data_ptr() for p in job.loss.parameters)
     modes = tuple(module.training for module in job.network.modules())
     precise = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -74,7 +74,7 @@ def _key(job: Losses, tensors: Sequence[Tensor]) -> Any:
 
 
 def _unrepeatable(tensors: Sequence[Any]) -> str | None:
-    """Refuse all but tensors of a card in a plain run with gradients."""
+    """Require tensors of a card in a plain run with gradients."""
     if not _are_on_gpu(tensors):
         return _NOT_THERE
     is_plain = (
@@ -88,9 +88,9 @@ def _unrepeatable(tensors: Sequence[Any]) -> str | None:
 
 
 def _changeable(job: Losses) -> str | None:
-    """Refuse all but layers and losses that compute the same every time."""
+    """Require layers and losses that compute the same every time."""
     if job.loss.formula == "unknown":  # it may wait for the device
-        return "its loss may compute something else next time"
+        return "its loss may compute something different next time"
     if any(p.requires_grad for p in job.loss.parameters):
         return "its loss has parameters that are trained"
     if job.stack.keys() != {name for name, _ in job.network.named_parameters()}:
@@ -133,7 +133,7 @@ class _LossGraph:
         self.recorded = Recorded(run, self.read)
 
     def is_right(self) -> bool:
-        """Check that there is a record, which gives the numbers of a run without it."""
+        """Check whether the recording reproduces the numbers of a direct run."""
         before = [t.clone() for t in self.recorded()]
         for result in self.recorded():  # so that a replay that does nothing is seen
             result.fill_(12345)
@@ -226,14 +226,14 @@ class RecordedField:
 
 # ------------------------------------------------------------ records
 class Recorded:
-    """What is computed from the same tensors again and again, without Python in between.
+    """A recording of a computation on the same tensors, replayed without Python.
 
-    It is recorded at its second call, and anew when a tensor that it reads is elsewhere. What CUDA
-    cannot record, and what is on other devices, is computed as it stands.
+    It is recorded at its second call, and again when a tensor that it reads has moved. Computations
+    that CUDA cannot record, or on other devices, run as they are.
 
     Args:
-        compute: returns tensors. It draws no random numbers, and sees only numbers in ``reads``
-            and tensors that stay.
+        compute: returns tensors. It draws no random numbers, and depends only on the values in
+            ``reads`` and on constant tensors.
         reads: tensors that change between calls.
 
     >>> x = torch.tensor([1.0, 2.0])
@@ -251,11 +251,11 @@ class Recorded:
 
     @property
     def is_replayed(self) -> bool:
-        """Check whether there is a record, from the second call on."""
+        """Check whether there is a recording, from the second call on."""
         return self._graph is not None
 
     def __call__(self) -> list[Tensor]:
-        """The results; those of the call before are overwritten."""
+        """Return the results, which overwrite those of the previous call."""
         places = [t.data_ptr() for t in self._reads] if self._possible else []
         if self._possible and places == self._places:
             if self._graph is None:

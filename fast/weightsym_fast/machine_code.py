@@ -24,13 +24,15 @@ _log = logging.getLogger("weightsym.params")
 
 @functools.lru_cache(maxsize=1)
 def has_compiler() -> bool:
-    """Check whether llvmlite is installed and works. A warning says once if it is, and does not."""
+    """Check whether llvmlite is installed and works, and warn once if it is broken."""
     try:
         _compiler()
     except ModuleNotFoundError:
         return False
     except (ImportError, RuntimeError, OSError, AttributeError) as error:
-        _log.warning("Stacks of small networks run slowly, llvmlite does not work (%s).", error)
+        _log.warning(
+            ("Stacks of small networks run slowly, since llvmlite does not work (%s)."), error
+        )
         return False
     return True
 
@@ -227,10 +229,10 @@ Step = Call | Callable[[], Any]
 
 
 class CallSequence:
-    """Steps that are taken again and again; those of machine code without Python in between.
+    """A sequence of repeated steps, with those in machine code free of Python.
 
     Args:
-        steps: calls of machine code, and functions of Python.
+        steps: calls of machine code, and Python functions.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -246,7 +248,7 @@ class CallSequence:
         self._pieces = [_table(p) if isinstance(p, list) else p for p in self._pieces]
 
     def __call__(self, times: int = 1) -> None:
-        """Take all steps so many times."""
+        """Take all steps a number of times."""
         in_code = len(self._pieces) == 1 and isinstance(self._pieces[0], ctypes.Array)
         inside = times if in_code else 1
         for _ in range(times // max(inside, 1)):

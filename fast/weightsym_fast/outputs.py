@@ -36,11 +36,11 @@ MOST_SETTINGS = 32
 
 
 class MachineCode:
-    """Outputs of small chains of layers on the CPU, by machine code made for their sizes.
+    """Outputs of small chains of layers on the CPU, by machine code generated for their sizes.
 
-    What a chain computes is read off one run, and again when an attribute of the network has
-    changed. Changes of global variables and of attributes of classes are not seen, and hooks that
-    ``forward`` puts on tensors are not called.
+    The computation of a chain is read from one run, and again when an attribute of the network has
+    changed. Changes of global variables and of class attributes are not detected, and hooks that
+    ``forward`` registers on tensors are not called.
     """
 
     name = "machine code"
@@ -92,8 +92,8 @@ def plan_of(job: Outputs, gradients: Mapping[str, Tensor]) -> GradientPlan:
     """Plan the outputs and gradients of a small stack, once for many times.
 
     Args:
-        job: asks for the outputs. Numbers of the stack may change in place later; those of a member
-            lie together.
+        job: requests the outputs. Numbers of the stack may change in place later; those of a member
+            are contiguous.
         gradients: where those of weights go, by name.
 
     Raises:
@@ -110,7 +110,7 @@ def plan_of(job: Outputs, gradients: Mapping[str, Tensor]) -> GradientPlan:
 
 # ------------------------------------------------------------ what is asked of a call
 def _refuse_unusual(x: Any, params: Params, own_inputs: bool) -> None:
-    """Ordinary tensors on the CPU must meet, and nobody watch what happens to them."""
+    """Require ordinary tensors on the CPU, without observers."""
     tensors = [x, *(t for t in params.values() if t.is_floating_point())]
     if _is_watched():
         raise Unsuitable("mixed precision, a transform of functions or a mode is on")
@@ -132,7 +132,7 @@ def _is_ordinary(x: Any) -> bool:
 
 
 def _is_watched() -> bool:
-    """Under transforms, modes, hooks and mixed precision operations mean something else."""
+    """Check for transforms, modes, hooks and mixed precision, which change operations."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
@@ -188,7 +188,7 @@ def _read_first(model: nn.Module, params: Params, x: Tensor) -> Chain:
 
 @contextmanager
 def _untouched_generators() -> Iterator[None]:
-    """Leave random numbers as they were. Refuse what has drawn some that are not torch's own."""
+    """Restore random numbers afterwards, and refuse draws from generators other than torch's."""
     python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -202,7 +202,7 @@ def _untouched_generators() -> Iterator[None]:
 
 @torch.no_grad()
 def _compare(chain: Chain, x: Tensor, params: Params, wanted: Tensor) -> None:
-    """Refuse a chain that computes something else, whatever the reason."""
+    """Refuse a chain with different outputs from the network, for any reason."""
     stack = [params[n][None] for n in chain.weights]
     output = run_chain(chain, x, stack, False, lambda *_: wanted)[0]
     scale = wanted[wanted.isfinite()].abs().amax() if wanted.isfinite().any() else 1.0
@@ -235,9 +235,9 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def settings_of(model: nn.Module) -> tuple[Any, ...]:
-    """Something that differs when attributes of the network have changed.
+    """Return a value that changes with the attributes of the network.
 
-    Containers and other objects are looked into; what is global or belongs to classes is not seen.
+    Containers and other objects are searched, but not globals or class attributes.
 
     Args:
         model: the network.

@@ -17,7 +17,7 @@ from weightsym_fast.running import GradientPlan, adding
 
 
 class PlannedChains:
-    """Energies of small networks on the CPU, whose trajectories run without Python in between."""
+    """Energies of small networks on the CPU, with trajectories free of Python."""
 
     name = "planned chains"
     kinds = (Energies,)
@@ -73,12 +73,12 @@ class PlannedField:
         self.program, self.trajectory = CallSequence(steps), CallSequence([*steps, *push])
 
     def agrees(self, rows: Tensor, energies: Tensor, gradients: Tensor) -> bool:
-        """Check that it gives what was computed in another way.
+        """Check agreement with another computation.
 
         Args:
-            rows: where the chains were.
-            energies: of them.
-            gradients: of these.
+            rows: positions of the chains.
+            energies: at these positions.
+            gradients: at these positions.
         """
         return all(map(_close, self._look(rows), (energies, gradients)))
 
@@ -169,9 +169,9 @@ def _with_slopes(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, 
 
 
 class _SquaresMisfit(_Misfit):
-    """Squares of differences where the outputs are; those of lanes without examples are zero.
+    """Squared errors in the memory of the outputs, zero in lanes without examples.
 
-    The factor of squares is a slope of the loss, and what is added to them its value at no error.
+    The factor of the squares is the slope of the loss, and their offset its value at no error.
     """
 
     def __init__(self, plan: GradientPlan, targets: Tensor, loss: Loss) -> None:

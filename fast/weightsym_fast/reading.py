@@ -1,4 +1,4 @@
-"""Reading of networks that are chains of stages: they are recorded while they run once."""
+"""Recognition of networks that are chains of stages, from a recording of one run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weightsym_fast.chains import (
 
 
 def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor]) -> Chain:
-    """The chain of a network, from one run of it.
+    """Return the chain of a network, from one run of it.
 
     Args:
         run: runs it on ``x`` with ``weights``.
@@ -43,13 +43,13 @@ def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor])
     if reader.refusal:
         raise Unsuitable(reader.refusal)
     if outputs is not reader.draft.current and not _same(outputs, reader.draft.current):
-        raise Unsuitable("it returns something else than the output of its last layer")
+        raise Unsuitable("it returns something other than the output of its last layer")
     if not any(isinstance(layer, Layer) and layer.weight for layer in reader.draft.layers):
         raise Unsuitable("it has no layer with weights")
     chain = Chain(tuple(with_room(reader.draft.layers)), tuple(outputs.shape[1:]))
     used = [x, *(weights[name] for name in chain.uses)]
     if _differentiated(outputs) != Counter(id(t) for t in used if t.requires_grad):
-        raise Unsuitable("it keeps gradients from some weights or inputs, or defines its own")
+        raise Unsuitable("it hides gradients of some weights or inputs, or defines its own")
     return chain
 
 
@@ -76,7 +76,7 @@ def _same(a: Any, b: Tensor) -> bool:
 
 
 class _Reader(TorchDispatchMode):
-    """Follows one tensor through a network. Whatever else happens is a refusal."""
+    """Follows one tensor through a network, and refuses every other operation."""
 
     def __init__(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -118,11 +118,11 @@ class _Reader(TorchDispatchMode):
         if x is not self.draft.current:
             raise Unsuitable(f"{called} takes more than the output of the layer before")
         if name not in READERS or (self.is_input and name != called):
-            raise Unsuitable(f"{called} is none of the known layers")
+            raise Unsuitable(f"{called} is not one of the known layers")
         out, *others = result if isinstance(result, tuple) else (result,)
         self._aside |= {id(extra) for extra in others}
         if any(self.draft.pads) and name != "convolution":
-            raise Unsuitable("padding is followed by something else than a convolution")
+            raise Unsuitable("padding is not followed by a convolution")
         READERS[name](self.draft, arguments, out)
         if len(out) != len(x):
             raise Unsuitable(f"{called} changes the number of examples")
@@ -271,7 +271,7 @@ def _view(draft: Draft, arguments: Given, out: Tensor) -> None:
 def _zeros_around(draft: Draft, arguments: Given, out: Tensor) -> None:
     pads, images = list(arguments["pad"]), draft.current.ndim - 2
     if arguments["value"] != 0 or min(pads) < 0 or images < 1 or len(pads) > 2 * images:
-        raise Unsuitable("it pads with something else than zeros around images")
+        raise Unsuitable("it pads with something other than zeros around images")
     left, right, top, bottom = (*pads, 0, 0)[:4]
     draft.pads = (top, bottom, left, right)
 
@@ -292,7 +292,7 @@ def _all_places(draft: Draft, arguments: Given, out: Tensor) -> None:
     count = draft.current.ndim
     dimensions = {d % count for d in arguments.get("dim") or ()}
     if count < 3 or dimensions != set(range(2, count)) or arguments.get("dtype") is not None:
-        raise Unsuitable("it takes means over something else than all places of a channel")
+        raise Unsuitable("it averages over something other than all places of a channel")
     _, size = draft.shape()
     _pool(draft, "mean", size, size, None)
 

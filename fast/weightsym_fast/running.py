@@ -133,7 +133,7 @@ class GradientPlan:
         return Call.of_numbers("difference", tensors, count, targets.numel() // lanes)
 
     def laid_out(self, values: Tensor) -> Tensor:
-        """Put numbers ``(members or one, examples, ...)`` where outputs are; others are zero."""
+        """Arrange numbers ``(members or one, examples, ...)`` as outputs, with zeros elsewhere."""
         return self._run.laid_out(values)
 
     def examples_first(self) -> Tensor:
@@ -173,7 +173,7 @@ class _Run:
         self.steps: list[Step] | None = None
 
     def of(self, some: slice) -> _Run:
-        """The same for some of the members."""
+        """Return the run of some of the members."""
         piece = object.__new__(_Run)
         piece.__dict__.update(self.__dict__)
         inputs = self.activations[0]
@@ -234,7 +234,7 @@ class _Run:
             self.steps.append(Call(function, tensors, every) if is_small else call)
 
     def _computed(self, layer: Elementwise, name: str, *tensors: Tensor) -> Tensor:
-        """What torch computes. Later it goes to the same place."""
+        """Return the result of torch, which is later written to the same memory."""
         compute = partial(getattr(layer, name), *tensors)
         result: Tensor = compute()
         if self.steps is not None:

@@ -1,1 +1,1 @@
-"""Commands of the console script that are no study: one function per file."""
+"""Commands of the console script, one function per file."""

@@ -1,4 +1,4 @@
-"""`lightning-bnn bank`: look into a bank, fill it from files, write it to files."""
+"""`lightning-bnn bank`: show a bank, import networks into it, and export them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def bank(
     export: str | None = None,
     verify: bool = False,
 ) -> None:
-    """Show the content of a bank of networks, import networks, export them, or check the files.
+    """Show the content of a bank of networks, import or export networks, or check the files.
 
     Args:
         path: folder of the bank, or the name of a bank of lightning-bnn-data, such as
             mnist_optunets.
         add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
-            file. Its networks are appended to the bank, which is created if it does not exist.
+            file. Its networks are appended to the bank, which is created if needed.
         prefix: prefix of the network's tensor names in the checkpoints, dot included, e.g. net.
         export: folder to which every network is written as .safetensors.
-        verify: compare all files with the checksums that were written.
+        verify: compare all files with their checksums.
     """
     if add is not None:
         with CheckpointBank(path) as target:
@@ -36,7 +36,7 @@ def bank(
     print(_report(store))
     if verify:
         store.verify()
-        print("all files are as they were written")
+        print("all files match their checksums")
     if export is not None:
         print(f"wrote {len(export_files(store, export))} files to {export}")
 

@@ -1,4 +1,4 @@
-"""Any posterior on disk, calibrated: its numbers on the test data before and after."""
+"""Calibration of any posterior on disk, and its effect on the test data."""
 
 from __future__ import annotations
 
@@ -50,28 +50,27 @@ def calibrate(
     seed: int = 0,
     out: str = "studies/calibrate",
 ) -> None:
-    """Calibrate a posterior on the validation data, and judge it on the test data.
+    """Calibrate a posterior on the validation data, and evaluate it on the test data.
 
-    Reads a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of checkpoints;
-    rows in brackets select some of its modes or networks: runs/bank[0:10]. One part of the
-    validation data fits the calibrator. The other makes conformal prediction sets (of classes) or
-    intervals (of numbers) that miss the truth for at most a share alpha of new examples. The
-    command prints numbers of the test data before and after. It writes them with a reliability
-    diagram, and the calibration itself (calibration.pt), which
-    `lightning_bnn.calibration.Calibrated.load` reads. Before calibration, sets and intervals are
-    those that the predicted probabilities ask for.
+    Reads a run (a folder written by `fit`), a checkpoint, a bank, or a folder of checkpoints; rows
+    in brackets select some of its modes or networks: runs/bank[0:10]. One part of the validation
+    data fits the calibrator. The other makes conformal prediction sets (of classes) or intervals
+    (of numbers) that miss the truth for at most a fraction alpha of new examples. The command
+    prints numbers of the test data before and after. It writes them with a reliability diagram, and
+    the calibration itself (calibration.pt) for `lightning_bnn.calibration.Calibrated.load`. Before
+    calibration, sets and intervals follow from the predicted probabilities.
 
     Args:
         posterior: a run, a checkpoint, a bank, or a folder of checkpoints.
         data: a configuration with network and data, as for `fit`; by default that of the run.
         method: calibrator of the mean prediction. For classes: temperature (the default) or vector;
             for numbers: spread (the default) or moments.
-        alpha: how often a set or an interval may miss the truth.
+        alpha: rate at which a set or an interval may miss the truth.
         score: score of conformal prediction. For sets: thr (smallest sets, the default), aps or
             raps; for intervals: split or cqr.
-        by_class: whether sets have the coverage for every class, and not only for all together.
-        held_out: the share of the validation data that makes the sets and is not used in the fit.
-        samples: number of networks that predict, of all modes together.
+        by_class: whether the coverage holds for every class, and not only over all.
+        held_out: fraction of the validation data for the sets, not used in the fit.
+        samples: number of networks that predict, over all modes.
         seed: random seed of the draws and splits.
         out: folder for the results.
     """
@@ -81,8 +80,8 @@ def calibrate(
     config = location.config_or(data)
     if has_other_data(location, config):
         raise ValueError(
-            f"`--data` {config} has other settings of the data than {posterior} was trained with: "
-            "its training examples may be among those that calibrate it."
+            f"`--data` {config} configures other data than those that {posterior} was "
+            "trained on: its training examples may be among those for calibration."
         )
     problem = read_problem(config)
     options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
@@ -98,7 +97,7 @@ def calibrate(
 def _findings(
     calibration: Calibrated, predicted: Any, targets: Tensor, settings: dict[str, Any]
 ) -> Findings:
-    """The table before and after on the test data, and its figures."""
+    """Return the table before and after on the test data, with its figures."""
     of_classes = isinstance(calibration, CalibratedClasses)
     columns = _CLASS_COLUMNS if of_classes else _GAUSSIAN_COLUMNS
     numbers, figures = (_classes if of_classes else _gaussians)(calibration, predicted, targets)
@@ -107,7 +106,7 @@ def _findings(
     ]
     note = (
         f"{len(targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
-        f"{1 - calibration.alpha:.4g} as the probabilities ask for; after: conformal."
+        f"{1 - calibration.alpha:.4g} from the probabilities; after: conformal."
     )
     table = Table("Test data", ["", *columns.values()], rows, 4, note)
     title = f"Calibration: {calibration.headline()}"
@@ -148,7 +147,7 @@ def _fitted(
     seed: int,
     **options: Any,
 ) -> tuple[Calibrated, Any, Tensor]:
-    """Fit a calibrator to the validation data, and predict the test data, with its targets."""
+    """Fit a calibrator to the validation data, and return predictions and targets of the test."""
     likelihood = posterior.likelihood
     method = method_of(likelihood, method)
     validation, test = problem.validation_sets(), problem.test_set()
@@ -170,11 +169,11 @@ def _fitted(
 
 
 def credible_sets(probs: Tensor, alpha: float) -> Tensor:
-    """Take the likeliest classes until their probabilities add up to what is asked for.
+    """Take the likeliest classes until their probabilities reach the requested coverage.
 
     Args:
         probs: ``(batch, classes)``.
-        alpha: the share that may be missed.
+        alpha: fraction that may be missed.
 
     >>> credible_sets(torch.tensor([[0.25, 0.5, 0.25]]), 0.5)
     tensor([[False,  True, False]])

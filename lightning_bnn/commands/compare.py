@@ -20,16 +20,16 @@ def compare(
     reference_is: Literal["trained", "sampled"] | None = None,
     out: str = "studies/compare",
 ) -> None:
-    """Compare any number of posteriors with a reference: in weights, and in predictions.
+    """Compare any number of posteriors with a reference, in weights and in predictions.
 
-    A posterior is a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of
+    A posterior is a run (a folder written by `fit`), a checkpoint, a bank, or a folder of
     checkpoints; rows in brackets select some of its modes or networks: runs/bank[0:10]. The command
     measures three distances to the reference, with and without symmetries: of the law (networks
     over runs and draws), of a single mode, and of the mixture of all modes. Predictions have one
     row for a single mode (mean and standard deviation over modes) and one for all together
-    (standard error by the jackknife over modes); a posterior of one mode has errors by a bootstrap
-    over test examples. Rows that were computed before with the same settings are read, not
-    computed. In Python: `lightning_bnn.compare`.
+    (standard error by the jackknife over modes). A posterior of one mode has errors by a bootstrap
+    over test examples. Rows computed earlier with the same settings are reused. In Python:
+    `lightning_bnn.compare`.
 
     Args:
         reference: the networks that represent the posterior: a bank, an ensemble, a folder.
@@ -37,14 +37,14 @@ def compare(
             runs/mfvi
         data: a configuration with network and data; by default that of the reference, or of the
             first posterior that has one.
-        protocol: full removes all symmetries that were found; p1 does what P1's code does, and also
-            prints its two tables.
+        protocol: full removes all symmetries that were found; p1 follows P1's code, and also prints
+            its two tables.
         samples: number of networks drawn from every posterior.
         ood: name of the test set that is out of distribution; by default the first.
         score: score that detects out-of-distribution examples.
         seed: random seed of the draws.
-        reference_is: whether the reference was trained or sampled, as the tables say; by default
-            what the run says.
+        reference_is: whether the reference was trained or sampled, for the tables; by default read
+            from its run.
         out: folder for the results.
     """
     if not posteriors:

@@ -1,4 +1,4 @@
-"""The first thing to run: a reference, seven posteriors, one page that shows them."""
+"""The first command to run: a reference, seven posteriors, and one page about them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ METHODS = {
     "laplace": "Laplace",
     "sghmc": "SGHMC",
 }
-"""The posteriors of the demo: the preset of each is ``demo_`` and its name."""
+"Titles of the demo's posteriors by name; the preset of each is ``demo_`` and its name."
 REFERENCE = "reference"
 SAMPLED = "hmc"
-"""Eight chains that sample the posterior: the other reference."""
+"The other reference: eight chains that sample the posterior."
 SECOND = ("swag", "sghmc", SAMPLED)
-"""Jobs of another process, which take half of the time."""
+"Jobs of a second process, which take half of the time."
 _SAMPLES = 50
-"""Networks of every mode that are compared."""
+"Number of networks of every mode that are compared."
 
 
 def demo(
@@ -63,15 +63,15 @@ def demo(
     size: Literal["full", "smallest"] = "full",
     restart: bool = False,
 ) -> None:
-    """Train a reference and seven posteriors on the digits, compare them, write one page.
+    """Train a reference and seven posteriors on the digits, compare them, and write one page.
 
     Takes one to three minutes on two cores, and works offline. If it is interrupted, the next call
-    continues where it stopped; if it has finished, the next call only writes the page again.
+    continues where it stopped. If it has finished, the next call only writes the page again.
 
     Args:
         out: folder for all results.
-        size: full, or smallest: the smallest demo that runs through, to try the installation.
-        restart: begin anew: remove the earlier runs in this folder.
+        size: full, or smallest: the smallest demo that tests the installation.
+        restart: remove earlier runs in this folder first.
     """
     started, begun = time.perf_counter(), time.process_time()
     folder = results_folder(out, "demo")
@@ -104,7 +104,7 @@ def demo(
 
 
 def _second_half(jobs: Sequence[Job], folder: Path) -> None:
-    """Train some of the posteriors, then compare all that are there with HMC."""
+    """Train some of the posteriors, then compare all existing ones with HMC."""
     runs_folder = folder / "runs"
     run_jobs([job for job in jobs if job.name in SECOND], runs_folder, 1)
     runs = {job.name: StoredRun(job, runs_folder / job.name) for job in jobs}
@@ -113,13 +113,13 @@ def _second_half(jobs: Sequence[Job], folder: Path) -> None:
 
 
 def has_screen() -> bool:
-    """Tell whether somebody sits at a terminal, before a screen on which a page can open."""
+    """Check for a user at a terminal with a screen that can show a page."""
     graphical = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
 
 
 def _costs(runs: Mapping[str, StoredRun], own_seconds: float) -> Section:
-    """CPU time of every part: trained by this call or an earlier one, then all of this process."""
+    """Return the CPU time of every run, in this call or an earlier one, and of this process."""
     titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
     rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
     rows.append(("This call, in its first process", round(own_seconds, 1)))
@@ -128,7 +128,7 @@ def _costs(runs: Mapping[str, StoredRun], own_seconds: float) -> Section:
 
 
 def demo_jobs(size: str) -> list[Job]:
-    """The two references and all posteriors.
+    """Return jobs for the two references and all posteriors.
 
     Args:
         size: full or smallest.
@@ -138,7 +138,7 @@ def demo_jobs(size: str) -> list[Job]:
 
 
 def _smallest(name: str) -> dict[str, Any]:
-    """Members and epochs that are enough to see that everything runs."""
+    """Return settings with the fewest members and epochs that run through."""
     members = {REFERENCE: 12, "ensemble": 3, SAMPLED: 3}.get(name, 2)
     epochs = {"sghmc": 6, "swag": 6, SAMPLED: 24}.get(name, 2)
     changes = {"model.init_args.members": members, "trainer.max_epochs": epochs}
@@ -191,7 +191,7 @@ def _compared(reference: str, runs: Mapping[str, StoredRun], folder: Path) -> Co
 
 
 def _opening(sampled: Comparison) -> list[Section]:
-    """Three sentences and a figure, and what to take."""
+    """Return three sentences and a figure, and a table of recommended methods."""
     advice = advice_table(sampled)
     take = {str(need): (str(best), str(level)) for need, best, level, _ in advice.rows}
     closest = {name: _closest(sampled, name) for name in ("law", "ns_law")}
@@ -220,7 +220,7 @@ def _opening(sampled: Comparison) -> list[Section]:
 
 
 def _closest(comparison: Comparison, name: str) -> str:
-    """The method with the smallest distance, and the distance."""
+    """Return the method with the smallest distance, and the distance."""
     values = {row.method: row.numbers[name] for row in comparison.rows if name in row.numbers}
     method = min(values, key=lambda m: values[m].value)
     return f"{method} ({100 * values[method].value:.2f})"
@@ -233,7 +233,7 @@ def _taken(take: Mapping[str, tuple[str, str]], name: str) -> str:
 
 
 def explained(table: Table) -> Table:
-    """Begin the note of a table with the abbreviations that are in it.
+    """Explain the abbreviations of a table in its note.
 
     Args:
         table: any.
@@ -245,7 +245,7 @@ def explained(table: Table) -> Table:
 
 
 def _symmetries(reference: Population) -> Section:
-    """The symmetries of the network, and what they do to its units."""
+    """Return the symmetries of the network, and their effect on its units."""
     networks, sym = reference.networks, reference.problem.symmetries()
     text = (
         "Hidden units can be reordered and rescaled without changing the function. The package has "
@@ -263,7 +263,7 @@ def _symmetries(reference: Population) -> Section:
 def _closing(
     runs: Mapping[str, StoredRun], reference: Population, sampled: Comparison, folder: Path
 ) -> list[Section]:
-    """The runs, one by one, and what to do next."""
+    """Return the list of runs, and the next steps."""
     done = [
         f"{P.stack_size(reference.networks)} small networks (64-16-10) were trained on "
         "scikit-learn's digits from different initialisations: the trained reference, which P1 "
@@ -311,7 +311,7 @@ def _comparison(findings: Findings) -> Section:
 
 
 def _functions(reference: Population) -> list[Section]:
-    """The mass that the networks could save, and the differences of their functions."""
+    """Return the mass that the networks could save, and the differences of their functions."""
     masses, pairs = mass_findings(reference), collapse_findings(reference)
     saved = {
         "Each point is a network of the reference.": masses.figures["mass"],

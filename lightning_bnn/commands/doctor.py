@@ -1,4 +1,4 @@
-"""`lightning-bnn doctor`: what is wrong with a posterior on disk, in sentences with numbers."""
+"""`lightning-bnn doctor`: diagnose a posterior on disk, in sentences with numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weightsym.files import read_settings
 from weightsym.params import Params, check_count
 
 FAULTY = 3
-"""Exit code if there is a fault. 2 stands for mistakes, 1 for a crash."""
+"Exit code if there is a fault. 2 means a mistake of the user, 1 a crash."
 _TRAINING, _HELD_OUT = 512, 2000
 
 
@@ -34,17 +34,17 @@ def doctor(
     samples: int = 20,
     out: str | None = None,
 ) -> None:
-    """Say whether a posterior is any good, and what is wrong with it.
+    """Diagnose a posterior: what is wrong, why it matters, and what to do.
 
-    Prints findings, each with its number, why it matters and what to do. Faults make results wrong,
-    warnings may do so, and notes explain what you see. Exit codes: 0 without faults, 3 with faults,
-    2 for mistakes. If the callback `PosteriorDoctor` watched the run, what it saw while the run
-    trained (losses, temperatures, acceptance) is read from its doctor.json.
+    Prints findings with their numbers. Faults make results wrong, warnings may do so, and notes
+    explain what you see. Exit codes: 0 without faults, 3 with faults, 2 for mistakes. If the
+    callback `PosteriorDoctor` watched the run, its curves of the training (losses, temperatures,
+    acceptance) are read from its doctor.json.
 
     Args:
-        place: a run (a folder that `fit` has written), a checkpoint, a bank, or a folder of
-            checkpoints; path[10:40] selects some of its members or networks. For example:
-            lightning-bnn doctor lightning_logs/version_0
+        place: a run (a folder written by `fit`), a checkpoint, a bank, or a folder of checkpoints;
+            path[10:40] selects some of its members or networks. For example: lightning-bnn doctor
+            lightning_logs/version_0
         data: a configuration with the network and its data, as for `fit`; needed if there is
             none beside the posterior.
         samples: number of networks drawn from every mode.
@@ -103,7 +103,7 @@ def _held_out(problem: Problem) -> Examples | None:
 
 
 def _joined(batches: StoredBatches, most: int) -> Examples | None:
-    """The first examples of some batches."""
+    """Return the first examples of some batches."""
     examples: list[tuple[Any, Tensor]] = []
     for inputs, targets in batches:
         if not isinstance(inputs, Tensor):
@@ -118,7 +118,7 @@ def _joined(batches: StoredBatches, most: int) -> Examples | None:
 
 
 def _chains(posterior: StoredPosterior) -> Params:
-    """Stack chains of networks in order, as long as the shortest, unless it is too short."""
+    """Stack chains of networks, cut to the shortest, or return nothing if it is too short."""
     stacks = posterior.stacks()
     times = min((len(next(iter(stack.values()))) for stack in stacks), default=0)
     if times < LEAST:
@@ -127,7 +127,7 @@ def _chains(posterior: StoredPosterior) -> Params:
 
 
 def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
-    """Read the settings that a configuration asks for."""
+    """Read settings from a configuration."""
     model = settings.get("model") or {}
     arguments = model.get("init_args") or {}
     module_class = getattr(modules, str(model.get("class_path", "")).rpartition(".")[2], None)
@@ -148,7 +148,7 @@ def _settings(settings: Mapping[str, Any], problem: Problem) -> Settings:
 
 
 def _prior_std(module_class: Any, arguments: Mapping[str, Any]) -> float | None:
-    """As it is stated, or by default of a class that has a prior."""
+    """Return the prior width of the configuration, or the default of the class."""
     if module_class is None:
         return None
     declared = getattr(module_class, "arguments", module_class)
@@ -158,13 +158,13 @@ def _prior_std(module_class: Any, arguments: Mapping[str, Any]) -> float | None:
 
 
 def _temperature(arguments: Mapping[str, Any], optimizer: Mapping[str, Any]) -> float:
-    """That of the module or of its optimizer, one of which is 1 by default."""
+    """Return the temperature of the module or of its optimizer, one of which is 1 by default."""
     stated = [_number(part.get("temperature")) for part in (arguments, optimizer)]
     return next((t for t in stated if t != 1), 1.0)
 
 
 def _number(value: Any, otherwise: Any = 1.0) -> Any:
-    """Read a number of a configuration, also ``1e-3``, which YAML takes for a word."""
+    """Read a number of a configuration, also ``1e-3``, which YAML reads as a word."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Distances of posteriors to one that was sampled: in weights, functions and predictions."""
+"""Distances of posteriors to a sampled one, in weights, functions and predictions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from lightning_bnn.tables import Cell, Measured, Table
 from weightsym.files import read_json
 
 LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
-"""Distances of a method's law to the reference, by what networks are compared as."""
+"Distances of a method's law to the reference, by the space of the comparison."
 HALVES = "half of the reference"
-"""The name of the row of what cannot be told from the reference."""
+"Name of the row for values that are indistinguishable from the reference."
 _QUALITIES = ("acc", "rmse", "nll", "nll_moments", "crps", "ece", "cover90", "width90", "calib")
 _NOTE = (
     "Laws: MMD² x 100 between the networks of a method, over runs and draws, and draws of the "
@@ -49,7 +49,7 @@ UNKNOWN = Measured(math.nan)
 
 
 _OF_A_CHAIN = 60
-"""Networks of each chain of a reference that others are compared with."""
+"Number of networks per chain of a reference that are compared."
 _MAY_HAVE_SEEN = " It may have seen examples that it is judged by."
 
 
@@ -60,20 +60,22 @@ def fidelity(
     seed: int = 0,
     out: str = "studies/fidelity",
 ) -> None:
-    """Score posteriors against one that was sampled, closest first.
+    """Score posteriors against a sampled one, closest first.
 
-    A posterior is a run (folder that `fit` has written), a checkpoint, a bank, or a folder of
-    checkpoints, of the network and the data of the reference, as in `config.yaml` of its folder,
-    which `lightning-bnn references digits` names for the reference `digits`. It must have the
-    reference's prior and likelihood, too: with others it approximates another posterior. Distances
-    to a reference that is no gold, or whose chains have not converged, are shown, but rank nothing.
+    A posterior is a run (a folder written by `fit`), a checkpoint, a bank, or a folder of
+    checkpoints, of the network and the data of the reference. `config.yaml` in its folder has both,
+    and `lightning-bnn references digits` names this folder for the reference `digits`. A posterior
+    must also have the reference's prior and likelihood: with others it approximates another
+    posterior. Distances to a reference that is not gold, or whose chains have not converged, are
+    shown, but not ranked.
 
     Args:
         reference: name of a reference (`lightning-bnn references` lists them), or a bank of chains.
-        posteriors: by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI runs/mfvi
-        samples: networks drawn from every mode.
-        seed: of all draws.
-        out: folder of the results.
+        posteriors: the posteriors by name, e.g. --posteriors.SWAG runs/swag --posteriors.MFVI
+            runs/mfvi
+        samples: number of networks drawn from every mode.
+        seed: random seed of all draws.
+        out: folder for the results.
     """
     if not posteriors:
         raise ValueError("`--posteriors` is missing: for example --posteriors.SWAG runs/swag")
@@ -87,11 +89,11 @@ def fidelity(
 
 
 def options_for(samples: int, seed: int) -> Options:
-    """Options to compare posteriors with one that was sampled.
+    """Return options for comparisons with a sampled posterior.
 
     Args:
-        samples: networks drawn from every mode.
-        seed: of all draws.
+        samples: number of networks drawn from every mode.
+        seed: random seed of all draws.
     """
     return Options(
         "full", samples, seed=seed, functions=True, reference_is="sampled",
@@ -102,20 +104,20 @@ def options_for(samples: int, seed: int) -> Options:
 def scored(
     reference: str, posteriors: Mapping[str, str], folder: Path, options: Options
 ) -> Comparison:
-    """All numbers of posteriors beside a reference. Some of them may have failed.
+    """Compare posteriors with a reference. Some of them may fail.
 
     Args:
         reference: its name, or a bank.
-        posteriors: places by name.
-        folder: for rows that need not be computed again.
-        options: how they are compared.
+        posteriors: paths by name.
+        folder: for rows that can be reused.
+        options: of the comparison.
     """
     location = reference_location(reference)
     return collect(str(location.path), posteriors, folder, location.config(), options)
 
 
 def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
-    """Every number of all modes together, of methods that did not fail."""
+    """Return every number of all modes together, for methods that did not fail."""
     numbers: dict[str, dict[str, Measured]] = {}
     for row in comparison.rows:
         if row.mode != FAILED:
@@ -163,23 +165,24 @@ def _findings(
         for setting, actual, wanted in other_posterior(Location.of(text), Path(settings["config"])):
             difference = f"{name} has `{setting}` {actual}, the reference {wanted}"
             warning = _MAY_HAVE_SEEN if setting == "data" else ""
-            notes.append(f"{difference}: it is of another posterior.{warning}")
-    notes += [f"{unranked}: distances to it rank nothing."] if unranked else []
+            notes.append(f"{difference}: it belongs to another posterior.{warning}")
+    notes += [f"{unranked}: distances to it are not ranked."] if unranked else []
     return Findings("fidelity", title, tables, {}, notes, settings)
 
 
 def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
-    """The reason why distances to a reference rank nothing, empty if they do.
+    """Explain why distances to a reference are not ranked, in an empty string if they are.
 
-    Those of lightning-bnn-data have a verdict; a user's own has chains that agree or do not.
+    References of lightning-bnn-data have a verdict. A user's own is judged by the agreement of its
+    chains.
     """
     rhat = settings["reference_rhat"]
     if gold is not None:
-        return "" if gold else f"{reference} is no gold reference"
+        return "" if gold else f"{reference} is not a gold reference"
     if rhat is None:
         return (
-            f"Nobody knows whether {reference} has draws of the posterior, since it is not several "
-            "chains of at least eight networks"
+            f"It is unknown whether {reference} has draws of the posterior, since it does "
+            "not consist of several chains of at least eight networks"
         )
     return "" if have_converged(rhat) else f"The chains of {reference} have not converged"
 
@@ -192,14 +195,14 @@ def scores_table(
     note: str,
     first: Mapping[str, Mapping[str, Cell]],
 ) -> Table:
-    """Cost, distances to the reference and quality of predictions, one row for each posterior.
+    """Return cost, distances to the reference and quality of predictions, one row per posterior.
 
     Args:
         title: of the table.
-        numbers: by posterior; gradients and seconds are among them where they are known.
-        qualities: numbers of the test that have a column.
+        numbers: by posterior, including gradients and seconds if they are known.
+        qualities: names of test numbers with a column.
         note: below the table.
-        first: columns before these, cells by posterior.
+        first: additional first columns, as cells by posterior.
     """
     names = {name for row in numbers.values() for name in row}
     columns = {"gradients": Column("gradients", "", 1, 0), "seconds": Column("seconds", "", 1, 0)}

@@ -1,4 +1,4 @@
-"""One part of a population: some members, trained side by side in a folder of their own."""
+"""One part of a population: members trained side by side in a folder of their own."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Part:
     """Members ``first`` to ``last - 1`` of a population.
 
     Attributes:
-        folder: where everything of it is.
-        config: the configuration with the members of this part.
+        folder: for all its files.
+        config: the configuration, with the members of this part.
         first, last: which members.
-        every_n_epochs: interval at which they are kept, besides at the end.
+        every_n_epochs: interval between stored networks, in addition to those at the end.
         minutes: between checkpoints.
     """
 
@@ -57,13 +57,13 @@ class Part:
 
     @property
     def bank(self) -> Path:
-        """The folder of its networks."""
+        """Folder of its networks."""
         return self.folder / "bank"
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Its seconds, losses and omitted members once it is finished, None before."""
-        path, remedy = self.folder / "part.json", "remove it, and its members are trained again"
+        """Its seconds, losses and omitted members once it is finished, else None."""
+        path, remedy = self.folder / "part.json", "remove it to train its members again"
         if not path.is_file():
             return None
         summary = read_json(path, remedy)
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def progress(self) -> float:
-        """The share of its training that is done, from 0 to 1."""
+        """Fraction of its training that is finished, from 0 to 1."""
         if self.summary is not None:
             return 1.0
         try:
@@ -85,11 +85,11 @@ class Part:
 
 
 def train_part(part: Part, tick: Callable[[], None]) -> None:
-    """Train a part, or what is left of it, and leave a part that is finished as it is.
+    """Train a part, or the rest of it, unless it is finished.
 
     Args:
-        part: what to train.
-        tick: called now and then.
+        part: the part.
+        tick: called periodically.
     """
     with explain_full_disk(part.folder), _alone_in(part.folder, tick):
         if part.summary is None:
@@ -97,7 +97,7 @@ def train_part(part: Part, tick: Callable[[], None]) -> None:
 
 
 def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
-    """Open the bank of a part, with records whose members count through all parts."""
+    """Open the bank of a part, with records whose member indices count over all parts."""
     bank = CheckpointBank(part.bank, "r")
     losses = (part.summary or {}).get("losses")
     records = []
@@ -112,7 +112,7 @@ def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path, tick: Callable[[], None]) -> Iterator[None]:
-    """Wait until no other process trains there, such as a job of a command that was killed."""
+    """Wait until no other process trains there, such as a job of a killed command."""
     lock = _lock(folder)
     if lock is None:
         _log.warning("%s: another process trains these members; waiting for it.", folder)
@@ -177,7 +177,7 @@ def _fit(
 
 
 def _outcome(part: Part, module: Any) -> dict[str, Any]:
-    """List the members that are left out, and all losses over the last epoch if known."""
+    """List the omitted members, and all losses over the last epoch if known."""
     left_out, losses = ~finite_members(module.state.parameters()).cpu(), None
     divergence = getattr(module.state, "divergence", None)
     if divergence is not None:
@@ -190,7 +190,7 @@ def _outcome(part: Part, module: Any) -> dict[str, Any]:
 
 # ------------------------------------------------------------ callbacks of a part
 class FullHarvester(CheckpointHarvester):
-    """Harvests at the end, too, and stops a part whose networks find no room."""
+    """A harvester that also harvests at the end, and stops the part if the disk is full."""
 
     def __init__(self, path: Path, every_n_epochs: int | None) -> None:
         super().__init__(path, every_n_epochs=every_n_epochs or _NEVER)
@@ -201,18 +201,18 @@ class FullHarvester(CheckpointHarvester):
         self._harvested_at = trainer.global_step
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Keep the networks, unless those of this step are in the bank already."""
+        """Harvest, unless the networks of this step are in the bank already."""
         if self._harvested_at != trainer.global_step:
             self._harvest(trainer, pl_module)
         super().on_train_end(trainer, pl_module)
 
     def on_full_disk(self, first: bool) -> None:
-        """Stop before a checkpoint is made that would not train them again."""
+        """Stop before a checkpoint from which these networks would not be trained again."""
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 class CheckpointsBeforeTheEnd(ModelCheckpoint):
-    """Saves none at the very end, from which a run would do nothing and keep nothing."""
+    """Checkpoints without one at the end, from which a run would do and store nothing."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
         """Save a checkpoint if it is time."""
@@ -221,7 +221,7 @@ class CheckpointsBeforeTheEnd(ModelCheckpoint):
 
 
 class ProgressWriter(L.Callback):
-    """Writes the progress of a part to a file, for whoever watches, on whatever machine."""
+    """Writes the progress of a part to a file, which other machines can read."""
 
     def __init__(self, folder: Path, tick: Callable[[], None]) -> None:
         self.folder, self.tick, self._written_at = folder, tick, 0.0

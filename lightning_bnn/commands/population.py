@@ -1,4 +1,4 @@
-"""`lightning-bnn population`: thousands of independent networks, in parts, into one bank."""
+"""`lightning-bnn population`: train thousands of independent networks into one bank, in parts."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ def population(
     change: dict[str, Any] | None = None,
     checkpoint_minutes: float = 5.0,
 ) -> None:
-    """Train many independent networks of one kind, and keep them in one bank.
+    """Train many independent networks, and store them in one bank.
 
-    Member k is the same network whatever else is trained with it. If the command was stopped, the
-    same command continues where it stopped; with more members it adds those that are missing. If
-    the data have `orders`, every member gets batches in an order of its own.
+    Member k is the same network in every population that contains it. If the command was stopped,
+    the same command continues where it stopped; with more members it adds the missing ones. If the
+    data have `orders`, every member has batches in an order of its own.
 
     Args:
         config: a configuration as for `lightning-bnn fit`, or the name of a preset.
-        members: number of networks that the bank will have in the end.
+        members: final number of networks in the bank.
         bank: folder of the bank.
-        part: number of members that train side by side in one process; by default 1000, or what is
-            left for each worker.
-        every_n_epochs: also keep the members every so many epochs while they train; by default only
-            at the end.
+        part: number of members that train side by side in one process; by default 1000, or an equal
+            share for each worker.
+        every_n_epochs: number of epochs between stored networks during training; by default
+            networks are stored at the end only.
         cluster: local trains one part after the other; ray and slurm train many at once.
         workers: number of parts that train at once (on Ray without an address: processes on this
             machine).
         options: options of the cluster, for ray: address, num_cpus, num_gpus; for slurm:
             timeout_min, gpus_per_node, ...
         change: changes to the configuration, such as '{"trainer.max_epochs": 2}'.
-        checkpoint_minutes: minutes between checkpoints, which is how much work a crash may cost.
+        checkpoint_minutes: minutes between checkpoints, the most work that a crash can lose.
     """
     check_count("members", members)
     check_count("part", 1 if part is None else part)
@@ -100,7 +100,7 @@ def population(
 
 # ------------------------------------------------------------ what is to be done
 def _ranges(folder: Path, members: int, size: int) -> Iterator[tuple[int, int]]:
-    """The members of every part: those that have a folder, and new ones for whoever has none."""
+    """Return the members of every part: existing parts, and new ones for the others."""
     existing = sorted(filter(None, map(_range_of, folder.glob("*-*"))))
     start = 0
     for first, last in [*existing, (members, members)]:
@@ -112,19 +112,19 @@ def _ranges(folder: Path, members: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _range_of(folder: Path) -> tuple[int, int] | None:
-    """Read the members of a part from the name of its folder, if it is one."""
+    """Read the members of a part from the name of its folder, or return None."""
     name = _FOLDER.fullmatch(folder.name)
     if name is None or int(name[1]) >= int(name[2]):
         return None
     if folder.is_symlink():
-        raise ValueError(f"{folder} must be a folder of its own, and is a link.")
+        raise ValueError(f"{folder} must be a regular folder, but is a link.")
     return int(name[1]), int(name[2])
 
 
 # ------------------------------------------------------------ while it runs
 @contextmanager
 def _merging(parts: Sequence[Part], target: CheckpointBank) -> Iterator[Callable[[], None]]:
-    """Gives a function that moves the bar, and puts finished parts into the bank, in order."""
+    """Yield a function that moves the bar and appends finished parts to the bank, in order."""
     waiting = list(parts)
     finished = sum(len(part) for part in parts if part.summary is not None)
     total = sum(map(len, parts))
@@ -141,7 +141,7 @@ def _merging(parts: Sequence[Part], target: CheckpointBank) -> Iterator[Callable
 
 
 def _merge(part: Part, target: CheckpointBank) -> None:
-    """Add what the bank does not have yet: a kill in between neither loses nor doubles any."""
+    """Append the missing networks, so that a kill in between neither loses nor doubles any."""
     if not part.bank.is_dir():
         return  # its networks are in the bank
     left_out = (part.summary or {})["left_out"]
@@ -179,11 +179,11 @@ def _report(target: CheckpointBank, parts: Sequence[Part], trained: bool) -> str
 # ------------------------------------------------------------ settings
 _MEMBERS = "model.init_args.members"
 _BEGUN = ("networks.bin", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
-"""Files that are not thrown away when the configuration changes: networks, or work on them."""
+"Files that are not removed when the configuration changes: networks and checkpoints."
 
 
 def population_settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:
-    """Read a configuration with its changes, and refuse what cannot train a population.
+    """Read a configuration with changes, and refuse one that cannot train a population.
 
     Args:
         path: a file, or the name of a preset.
@@ -224,7 +224,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _spell_out(settings: dict[str, Any]) -> None:
-    """Expand the three groups, for which the name of a class may stand."""
+    """Expand the three groups, in which a class name may replace a group."""
     settings["trainer"] = _group("trainer", settings["trainer"])
     for name in ("model", "data"):
         value = settings[name]
@@ -254,23 +254,23 @@ def _check_trainer(trainer: dict[str, Any]) -> None:
     if trainer.setdefault("devices", 1) not in (1, [0], "1"):
         raise ValueError(
             "`config`: a part of a population trains on one device, got `trainer.devices` "
-            f"{trainer['devices']}; several run side by side by `cluster` ray."
+            f"{trainer['devices']}; `cluster` ray runs several side by side."
         )
 
 
 # ------------------------------------------------------------ identity
 def identity_of(settings: dict[str, Any], every_n_epochs: int | None) -> dict[str, Any]:
-    """Collect the settings that two commands share if they train the same population.
+    """Collect the settings that identify a population.
 
     Args:
         settings: the configuration.
-        every_n_epochs: how often members are kept.
+        every_n_epochs: interval between stored networks.
     """
     return {**_by_full_name(settings), "every_n_epochs": every_n_epochs}
 
 
 def check_identity(folder: Path, identity: dict[str, Any]) -> None:
-    """Refuse a folder that holds another population, or other files.
+    """Refuse a folder with another population, or with other files.
 
     Args:
         folder: the bank.
@@ -280,8 +280,7 @@ def check_identity(folder: Path, identity: dict[str, Any]) -> None:
     if recorded is None:
         if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
             raise ValueError(
-                f"`bank` {folder} is there, and no population: choose a folder that is new or "
-                "empty."
+                f"`bank` {folder} exists and is not a population: choose a new or an empty folder."
             )
         return
     names = _differing(recorded, identity)
@@ -312,7 +311,7 @@ def write_identity(folder: Path, settings: dict[str, Any], identity: dict[str, A
 
 def _recorded_in(folder: Path) -> dict[str, Any] | None:
     """Read the identity of the population in a folder, or return None."""
-    path, remedy = folder / "population.json", "put back a copy, or choose another folder"
+    path, remedy = folder / "population.json", "restore a copy, or choose another folder"
     if not path.is_file():
         return None
     identity = read_json(path, remedy).get("settings")
@@ -322,7 +321,7 @@ def _recorded_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Tell files of a user from those that a killed command leaves."""
+    """Check whether a file is a user's own, and not the remains of a killed command."""
     return path.name != ".lock" and not path.name.startswith(".population.json.")
 
 

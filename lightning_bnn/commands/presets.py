@@ -1,4 +1,4 @@
-"""`lightning-bnn presets`: the configurations that come with the package."""
+"""`lightning-bnn presets`: the configurations of the package."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _OWN = "lightning_bnn"
 
 
 def presets(name: str | None = None) -> None:
-    """List the presets, or print one, to be copied or piped.
+    """List the presets, or print one.
 
     Args:
-        name: the one to print; by default all are listed.
+        name: name of the preset to print; by default all are listed.
     """
     show_presets(name, _OWN)
 
@@ -23,8 +23,8 @@ def show_presets(name: str | None, package: str) -> None:
     """List the presets of a package, or print one.
 
     Args:
-        name: the one to print; None lists all.
-        package: that has them in its folder ``configs``.
+        name: name of the preset to print; None lists all.
+        package: package with the presets in its folder ``configs``.
     """
     if name is not None:
         print(preset_text(name, package), end="")
@@ -35,7 +35,7 @@ def show_presets(name: str | None, package: str) -> None:
 
 
 def program_of(package: str) -> str:
-    """The console script of a package.
+    """Return the name of a package's console script.
 
     >>> program_of("lightning_bnn")
     'lightning-bnn'
@@ -44,7 +44,7 @@ def program_of(package: str) -> str:
 
 
 def preset_names(package: str = _OWN) -> list[str]:
-    """The names of all presets of a package, sorted."""
+    """Return the sorted names of all presets of a package."""
     folder = files(package) / "configs"
     return sorted(
         f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
@@ -52,11 +52,11 @@ def preset_names(package: str = _OWN) -> list[str]:
 
 
 def preset_text(name: str, package: str = _OWN) -> str:
-    """The YAML of a preset.
+    """Return the YAML of a preset.
 
     Args:
         name: one of `preset_names`.
-        package: that has it.
+        package: its package.
     """
     if name not in preset_names(package):
         meant = did_you_mean(name, preset_names(package))

@@ -1,4 +1,4 @@
-"""The cards of all references, computed again from the draws of lightning-bnn-data."""
+"""The cards of all references, recomputed from the draws of lightning-bnn-data."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _DISTANCES = (
 
 
 def references(name: str | None = None) -> None:
-    """Print what the sampled posteriors are worth, computed from their draws.
+    """Print diagnostics of the sampled posteriors, computed from their draws.
 
     Args:
-        name: only this one (`lightning-bnn references digits`), with its card and its distances to
-            chains of other seeds.
+        name: name of one reference (`lightning-bnn references digits`), to print its card and its
+            distances to chains of other seeds.
     """
     names = reference_names() if name is None else [name]
     if not names:
@@ -60,7 +60,7 @@ def references(name: str | None = None) -> None:
 
 
 def _verdicts(cards: Mapping[str, Card]) -> Table:
-    """By the numbers of the draws, and by those of other seeds on the cards."""
+    """Return the verdicts, from the draws and from the other seeds on the cards."""
     rows: list[list[Cell]] = [
         [name, "; ".join(card.failures) or "nothing", _draws(card), card.verdict]
         for name, card in cards.items()
@@ -76,10 +76,10 @@ def _draws(card: Card) -> str:
 
 # ------------------------------------------------------------ tables
 def agreement_table(diagnoses: Mapping[str, Diagnosis]) -> Table:
-    """R-hat and effective sizes in every space.
+    """Return R-hat and effective sizes in every space.
 
     Args:
-        diagnoses: by what the chains are.
+        diagnoses: by the name of the chains.
     """
     rows: list[list[Cell]] = [
         [name, card.chains, card.draws, SPACES[space], *(numbers[key] for key in _NUMBERS)]
@@ -92,7 +92,7 @@ def agreement_table(diagnoses: Mapping[str, Diagnosis]) -> Table:
 
 
 def distances_table(diagnosis: Diagnosis, again: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """Halves of the chains beside each other, and all of them beside those of other seeds.
+    """Compare halves of the chains with each other, and all chains with those of other seeds.
 
     Args:
         diagnosis: of the chains.

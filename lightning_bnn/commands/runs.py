@@ -1,4 +1,4 @@
-"""Presets that a command needs trained: each once, and further where it was interrupted."""
+"""Presets that a command trains once, with continuation after an interruption."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | No
     priors = [float(p.prior_precision) for p in posteriors]
     prior = sum(priors) if prior_std is None else prior_std**-2
     if prior_std is not None and not all(math.isclose(p, prior, rel_tol=1e-3) for p in priors):
-        raise ValueError(f"`prior_std` {prior} does not match the precisions {priors}.")
+        raise ValueError(f"`prior_std` {prior_std} does not match the precisions {priors}.")
     mean = {**every[0], **_constants(every, [n for b in first.blocks for n in b.names])}
     merged = []
     for row in _rows(posteriors):

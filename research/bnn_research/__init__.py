@@ -1,3 +1,3 @@
-"""The papers once more: tables, figures, claims, and how the references are sampled."""
+"""Reproduction of the papers: tables, figures, claims, and the sampling of references."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The console script of this project: every study of the papers, and how references are sampled."""
+"""The console script of this project: studies of the papers, and the sampling of references."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STUDIES = {
     "toy": "P1, figures 1 and 5: ten thousand perceptrons of two units, raw, scaled, sorted",
     "mass": "P1, figure 2: mass of networks, and its minimum over all rescalings",
     "collapse": "P1, figures 3, 7, 8: mutual information of all pairs of an ensemble",
-    "permutations": "P1, figure 4: how often units change places while networks train",
+    "permutations": "P1, figure 4: changes in the order of units during training",
     "marginals": "P1, figure 9: marginals with and without symmetries, and tests of them",
     "interpolation": "P2, section 3: one Gaussian for two modes, between them or on one",
     "width": "P2, table 1: symmetrized VI by the width of the network",
@@ -23,18 +23,18 @@ STUDIES = {
 REFERENCES = {
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
     "uci": "all methods on the UCI tables and their published splits, beside published results",
-    "reference": "sample a reference yourself by long chains, and see how far to trust it",
-    "posteriordb": "write a reference as posteriordb stores posteriors",
-    "presets": "list the configurations of the papers and of the references, or copy one",
+    "reference": "sample a reference yourself by long chains, with its diagnostics",
+    "posteriordb": "write a reference in the format of posteriordb",
+    "presets": "list the configurations of the papers and of the references, or print one",
 }
 """References, published results and presets."""
 EVERY = {**STUDIES, **REFERENCES}
 _ELSEWHERE = {"reference": "references.sampling", "posteriordb": "references.posteriordb"}
-"""Commands whose functions do not live in a file of their name."""
+"Commands whose functions are in files of other names."
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command, and end mistakes of the user in one sentence and exit code 2."""
+    """Run one command. A mistake of the user ends it with one sentence and exit code 2."""
     Studies().main(args)
 
 
@@ -48,7 +48,7 @@ class Studies(Script):
     )  # fmt: skip
 
     def module_of(self, name: str) -> str:
-        """Name the module of a command."""
+        """Return the module of a command."""
         return f"bnn_research.{_ELSEWHERE.get(name, name)}"
 
 

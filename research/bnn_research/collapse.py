@@ -19,7 +19,7 @@ def collapse(
     seed: int = 0,
     out: str = "studies/collapse",
 ) -> None:
-    """Measure how different networks are, by the mutual information of all pairs.
+    """Measure the diversity of networks by the mutual information of all pairs.
 
     The information is measured in and out of distribution.
 
@@ -28,12 +28,11 @@ def collapse(
     trained, as a substitute for OptuNets on MNIST (--scale paper); for ResNets use --networks.
 
     Args:
-        networks: a run, a bank or a folder of checkpoints whose networks are used; by default
-            networks are trained.
-        data: a configuration with their network and data, if none lies beside them.
+        networks: a run, a bank or a folder of checkpoints; by default networks are trained.
+        data: a configuration with their network and data, if there is none beside them.
         scale: small, which runs in minutes, or paper, the paper's recipe.
         members: number of networks to train.
-        epochs: epochs of training.
+        epochs: number of training epochs.
         ood: name of the test set that is out of distribution; by default the first.
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.

@@ -26,7 +26,7 @@ from weightsym.params import Params, keyed_generator
 
 KINDS = ("networks", "q_d", "q_r", "q_r joint")
 _SETS = 10
-"""Sets of draws, whose numbers are averaged: those of one set differ by some points."""
+"Number of sets of draws whose numbers are averaged: single sets differ by some points."
 _KEPT = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 5, 1)
 
 
@@ -70,13 +70,13 @@ def compact(
 ) -> None:
     """Summarise HMC, an ensemble and VI by means and standard deviations of their weights.
 
-    For networks as they are, that Gaussian (q_d) is worthless; if all networks are matched to one
-    of them (q_r), it predicts nearly as well as the networks. Weights are then pruned by their
+    For networks as they are, that Gaussian (q_d) is useless. If all networks are matched to one of
+    them (q_r), it predicts nearly as well as the networks. Weights are then pruned by their
     standard deviations, also by those of another method.
 
     Args:
-        scale: smallest, to see that it runs; small; or paper, the paper's recipe.
-        hidden: units of the hidden layer.
+        scale: smallest, to test that it runs; small; or paper, the paper's recipe.
+        hidden: number of hidden units.
         draws: number of networks in a set of draws from a Gaussian; their predictions are averaged.
         seed: random seed of the initial weights and the draws.
         out: folder for the results.
@@ -101,7 +101,7 @@ def compact(
 
 
 class CompactStudy:
-    """Everything that needs the network, the data and the draws."""
+    """Everything that depends on the network, the data and the draws."""
 
     def __init__(self, problem: Problem, batches: int, draws: int, seed: int) -> None:
         self.problem, self.draws, self.seed = problem, draws, seed
@@ -111,13 +111,13 @@ class CompactStudy:
         self.batches = [inputs for inputs, _ in problem.training_set(batches)]
 
     def matched(self, networks: Params, reference: Params) -> list[Tensor]:
-        """Permutations after which activations agree with those of a reference."""
+        """Return permutations that match activations to those of a reference."""
         return match_activations(self.model, networks, reference, self.symmetries, self.batches)
 
     def findings(
         self, networks: Mapping[str, Params], vi: DiagonalGaussian, commands: Sequence[str]
     ) -> Findings:
-        """The table and figures that the study publishes."""
+        """Return the table and figures of the study."""
         gaussians: dict[str, DiagonalGaussian] = {}
         for name, stack in networks.items():
             gaussians[f"{name} q_d"] = DiagonalGaussian.fit(stack)
@@ -165,7 +165,7 @@ class CompactStudy:
     def rows(
         self, networks: Mapping[str, Params], gaussians: Mapping[str, DiagonalGaussian]
     ) -> list[list[Cell]]:
-        """Networks, then draws and mean of their Gaussians, all beside the networks of HMC."""
+        """Return rows of networks, then of draws and mean of their Gaussians, compared with HMC."""
         hmc = self.averages(networks["HMC"])
         rows = {f"{name} networks": self.row([stack], "", hmc) for name, stack in networks.items()}
         for title, gaussian in gaussians.items():
@@ -175,18 +175,18 @@ class CompactStudy:
 
     @torch.no_grad()
     def drawn(self, gaussian: DiagonalGaussian, title: str) -> Iterator[Params]:
-        """Sets of draws.
+        """Return sets of draws.
 
         Args:
-            gaussian: what is drawn from.
-            title: decides the random numbers, together with the seed.
+            gaussian: distribution of the draws.
+            title: seeds the random numbers, together with the seed.
         """
         for k in range(_SETS):
             generator = keyed_generator(self.seed, "compact", title, k)
             yield gaussian.sample(self.draws, generator)
 
     def row(self, sets: Iterable[Params], of_mean: Cell, hmc: ClassPredictions) -> list[Cell]:
-        """One line of table 1, without its title: the mean over sets of networks."""
+        """Return one row of table 1, without its title: the mean over sets of networks."""
         numbers = []
         for networks in sets:
             averages = self.averages(networks)
@@ -197,12 +197,12 @@ class CompactStudy:
         return [accuracy, of_mean, *others]
 
     def averages(self, networks: Params) -> ClassPredictions:
-        """Predictions of a stack, or of one network."""
+        """Return predictions of a stack, or of one network."""
         likelihood = self.problem.likelihood
         return predictions_of_stack(self.problem.network, networks, likelihood, self.test)
 
     def accuracy(self, networks: Params) -> float:
-        """Per cent of the test examples that the mean prediction gets right."""
+        """Return the accuracy of the mean prediction on the test set, in per cent."""
         return self._accuracy(self.averages(networks))
 
     def _accuracy(self, averages: ClassPredictions) -> float:
@@ -212,11 +212,11 @@ class CompactStudy:
     def pruning(
         self, gaussians: Mapping[str, DiagonalGaussian], ensemble: Params, form: str = "q_r"
     ) -> dict[str, list[float]]:
-        """Accuracy of means by the part of the weights that is kept.
+        """Return the accuracy of means by the fraction of remaining weights.
 
         Args:
             gaussians: by their titles in table 1.
-            ensemble: a stack, whose first network is pruned alone.
+            ensemble: a stack, whose first network is also pruned alone.
             form: of the Gaussians of networks that were matched: q_r or q_r joint.
         """
         mean, hmc, vi = (gaussians[name] for name in (f"Ensemble {form}", f"HMC {form}", "VI"))
@@ -235,7 +235,7 @@ class CompactStudy:
         }
 
     def mixed(self, mean: DiagonalGaussian, std: DiagonalGaussian) -> DiagonalGaussian:
-        """Means of one, deviations of another, whose means are matched with these."""
+        """Combine the means of one Gaussian with deviations of another, matched to these means."""
         moves = self.matched(std.centre, mean.centre)
         return DiagonalGaussian(mean.centre, permute(std.deviations, self.symmetries, moves))
 
@@ -249,7 +249,7 @@ def _pruning_table(curves: Mapping[str, list[float]], matched: str) -> Table:
 
 
 def _pruning_figure(curves: Mapping[str, Mapping[str, list[float]]]) -> Any:
-    """One panel for each way of matching, whose curves have the same names in both."""
+    """Plot one panel for each way of matching, whose curves have the same names in both."""
     share = torch.tensor([float(k) for k in _KEPT])
     titles = {"q_r": "q_r: by activations", "q_r joint": "q_r: joint"}
     panels = {

@@ -20,15 +20,15 @@ _OF_THE_REFERENCE = ("network", "likelihood", "prior_std")
 
 @dataclass(frozen=True)
 class Entry:
-    """A method, and how it spends what it may spend.
+    """A method, and its use of a budget.
 
     Attributes:
-        title: in tables, the first line of its file.
+        title: of the method in tables, the first line of its file.
         method: class of the module.
         settings: its arguments; a number with a percent sign is a share of the epochs.
         batch: examples in a batch, as a share of the data.
         gradients_per_epoch: of one member.
-        candidates: rows that may take its place, each by what it changes: fields of this row.
+        candidates: alternative rows, each given by its changes to this row.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Entry:
                 raise ValueError(f"`{name}` of {path} cannot be {value!r}.")
 
     def alternatives(self) -> list[Entry]:
-        """The row itself, and then its candidates as rows."""
+        """The row itself, followed by its candidates as rows."""
         alike = {"title": self.title, "candidates": ()}
         return [
             Entry(**{**_merged(asdict(self), changes), **alike})
@@ -74,7 +74,7 @@ class Entry:
         ]
 
     def epochs(self, budget: int) -> int:
-        """Compute the number of epochs that cost the budget, with all members.
+        """Compute the number of epochs whose cost equals the budget, with all members.
 
         Args:
             budget: gradients of one network for all the data.
@@ -88,7 +88,7 @@ class Entry:
         Args:
             reference: its settings.
             budget: gradients of one network for all the data, of all members together.
-            examples: training examples.
+            examples: number of training examples.
         """
         epochs = self.epochs(budget)
         model = reference["model"]["init_args"]
@@ -108,7 +108,7 @@ class Entry:
 
 
 def read_entries(folder: Path | None = None) -> dict[str, Entry]:
-    """All rows of a folder by name, by default those of this package."""
+    """Read all rows of a folder by name, by default those of this package."""
     root = folder or Path(str(files("bnn_research") / "rows"))
     paths = sorted(root.glob("*.yaml"))
     if not paths:
@@ -118,8 +118,8 @@ def read_entries(folder: Path | None = None) -> dict[str, Entry]:
     again = sorted({title for title in titles if titles.count(title) > 1})
     if again:
         raise ValueError(
-            f"Every row of {root} must have a title of its own in the first line, several have "
-            f"{again[0]!r}."
+            f"Every row of {root} must have a unique title in its first line, but several "
+            f"have {again[0]!r}."
         )
     return entries
 
@@ -129,7 +129,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _merged(settings: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-    """Override some settings, however deep they lie."""
+    """Override some settings at any depth."""
     settings = settings if isinstance(settings, Mapping) else {}
     both = {
         name: _merged(settings.get(name), value) if isinstance(value, Mapping) else value

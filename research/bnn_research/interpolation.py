@@ -37,7 +37,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Fits:
-    """Gaussians after training, ``(sigmas, alphas)``: distances are in units of sigma."""
+    """Trained Gaussians, ``(sigmas, alphas)``, with distances in units of sigma."""
 
     alphas: Tensor
     measure: Tensor
@@ -74,16 +74,16 @@ def interpolation(
 
 
 def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:
-    r"""Gaussians that minimise KL(q || p) for all distances and deviations at once.
+    r"""Fit Gaussians that minimise KL(q || p) for all distances and deviations at once.
 
-    p is the mean of N(0, sigma^2 I) and N(alpha u, sigma^2 I); q starts at the first. In units of
-    sigma all deviations are one, so that one grid of alpha / sigma serves each; they are computed
-    apart nevertheless, with their own samples.
+    p is the mean of N(0, sigma^2 I) and N(alpha u, sigma^2 I), and q starts at the first. In units
+    of sigma all deviations are one, so that one grid of alpha / sigma serves each. They are
+    nevertheless computed separately, with their own samples.
 
     Args:
         dim: dimension.
         settings: grid, samples, steps.
-        seed: of the samples.
+        seed: random seed of the samples.
     """
     sigmas = torch.tensor(list(settings.sigmas))
     alphas = torch.linspace(0, 10, settings.points)
@@ -107,7 +107,7 @@ def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:
 
 
 def _divergence(mean: Tensor, log_std: Tensor, far: Tensor, noise: Tensor) -> Tensor:
-    """KL(q || p) by samples, with the entropy of q in closed form."""
+    """Estimate KL(q || p) by samples, with the entropy of q in closed form."""
     z = mean + log_std.exp() * noise
     others = z[..., 1:].square().sum(-1) / 2
     modes = torch.stack([z[..., 0].square() / 2, (z[..., 0] - far).square() / 2])
@@ -117,12 +117,12 @@ def _divergence(mean: Tensor, log_std: Tensor, far: Tensor, noise: Tensor) -> Te
 
 
 def exact_divergence(mean: Tensor, log_std: Tensor, far: Tensor) -> Tensor:
-    """KL(q || p) in closed form, and by quadrature along the line between the modes.
+    """Compute KL(q || p) in closed form, and by quadrature along the line between the modes.
 
     Args:
         mean: of the Gaussians, ``(..., dim)``.
         log_std: logarithms of their standard deviations.
-        far: distance of the modes, ``(...)``.
+        far: distance between the modes, ``(...)``.
     """
     others = (0.5 * (mean.square() + (2 * log_std).exp() - 1) - log_std)[..., 1:].sum(-1)
     nodes, weights = _quadrature()
@@ -139,7 +139,7 @@ def _quadrature() -> tuple[Tensor, Tensor]:
 
 
 def midpoint_kl(alpha: float) -> tuple[float, float]:
-    """Variance and KL of the best Gaussian halfway between two unit modes.
+    """Return variance and KL of the best Gaussian halfway between two unit modes.
 
     >>> tuple(round(x, 4) for x in midpoint_kl(3.0))
     (2.9378, 0.0742)
@@ -193,7 +193,7 @@ def _findings(every: Mapping[int, Fits], settings: Scale, seed: int) -> Findings
 
 
 def _figure(every: Mapping[int, Fits], sigmas: Sequence[float]) -> Any:
-    """One panel for each dimension, one curve for each sigma."""
+    """Plot one panel for each dimension, with one curve for each sigma."""
     panels = {
         f"{dim} dimensions": {
             f"sigma {sigma:g}": Line(fits.alphas, values)
@@ -205,7 +205,7 @@ def _figure(every: Mapping[int, Fits], sigmas: Sequence[float]) -> Any:
 
 
 def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:
-    """The last distance with a Gaussian between both modes, the first with one on a mode."""
+    """Return the last distance with a Gaussian between both modes, and the first on a mode."""
     between = (measure > 0.25).nonzero()[:, 0]
     on_mode = (measure <= 0.25).nonzero()[:, 0]
     last = float(alphas[between[-1]]) if len(between) else math.nan
@@ -213,5 +213,5 @@ def _threshold(alphas: Tensor, measure: Tensor) -> tuple[float, float]:
 
 
 def _value_at(alphas: Tensor, measure: Tensor, alpha: float) -> float:
-    """The measure at a distance of the grid, or NaN if there is none."""
+    """Return the measure at a distance of the grid, or NaN if there is none."""
     return math.nan if math.isnan(alpha) else float(measure[(alphas - alpha).abs().argmin()])

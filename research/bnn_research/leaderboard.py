@@ -1,4 +1,4 @@
-"""All methods beside the sampled posteriors, each with the same number of gradients."""
+"""All methods compared with the sampled posteriors, with equal numbers of gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
 """Numbers of the test."""
 _HIGH_IS_GOOD = ("acc",)
 _TUNING = 100
-"""The first of the seeds by which settings are chosen."""
+"First of the seeds for the choice of settings."
 _NOTE = (
     "Mean and standard deviation over the seeds that did not fail. Laws: MMD² x 100 between the "
     "networks of a method and draws of the posterior, by what they predict, without symmetries "
@@ -53,12 +53,12 @@ _CORRELATIONS_NOTE = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results and failures of a method.
+    """Results and failures of a method.
 
     Attributes:
-        numbers: with every seed that did not fail.
-        failures: the others, and why.
-        choice: the place of its settings among the candidates of its row.
+        numbers: by seed, for seeds without a failure.
+        failures: reason by seed, for the others.
+        choice: index of its settings among the candidates of its row.
     """
 
     numbers: list[Mapping[str, float]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Outcome:
     choice: int = 0
 
     def add(self, seed: int, numbers: Mapping[str, float]) -> None:
-        """Add the numbers of a seed, which has failed if no distance is finite.
+        """Add the numbers of a seed, or a failure if no distance is finite.
 
         Args:
             seed: of the run.
@@ -75,10 +75,10 @@ class Outcome:
         if any(math.isfinite(numbers.get(law, math.nan)) for law in LAWS):
             self.numbers.append(numbers)
         else:
-            self.failures.append(f"seed {seed}: its networks return numbers that are too large.")
+            self.failures.append(f"seed {seed}: the outputs of its networks are too large.")
 
     def over_seeds(self) -> dict[str, Measured]:
-        """Every number that all seeds have, or none without any seed."""
+        """Collect every number that all seeds have, or none without any seed."""
         names = set.intersection(*map(set, self.numbers)) if self.numbers else set()
         return {
             name: spread(torch.tensor([row[name] for row in self.numbers], dtype=torch.float64))
@@ -87,14 +87,14 @@ class Outcome:
 
 
 Board = Mapping[str, Outcome]
-"""Methods by their titles, beside one reference and for one budget."""
+"Outcomes by title of the method, for one reference and budget."
 Boards = Mapping[tuple[str, int], Board]
 """By reference and budget."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The settings of the leaderboard, but for the reference and the budget."""
+    """The settings of the leaderboard, except for the reference and the budget."""
 
     entries: Mapping[str, Entry]
     seeds: int
@@ -116,19 +116,19 @@ def leaderboard(
     """Train every method with equal numbers of gradients, and score it against the references.
 
     A row is a YAML file with a method, its settings, and candidates for other settings. The rows of
-    the package lie in research/bnn_research/rows; to add one, nothing else is needed. For every
-    reference and budget, a method takes the settings whose networks are closest to the reference as
-    functions in the mean of other seeds than those that are scored; settings that fail for one of
-    these seeds are out. If the command is interrupted, the next call continues where it stopped.
+    the package are in research/bnn_research/rows; a new file adds a row. For every reference and
+    budget, a method uses the settings whose networks are closest to the reference as functions, in
+    the mean over seeds that are not scored; settings that fail for one of these seeds are excluded.
+    If the command is interrupted, the next call continues where it stopped.
 
     Args:
         references: names of references; by default all that are gold.
         budgets: numbers of gradients: those of one network for all the data, summed over members.
         methods: names of rows; by default all.
         rows: folder with your own rows; by default those of the package.
-        seeds: number of runs of every method that are scored.
-        tuning: number of other runs of every candidate, by which settings are chosen; with 0 each
-            method takes the settings of its row.
+        seeds: number of scored runs of every method.
+        tuning: number of other runs of every candidate, for the choice of settings; with 0 each
+            method uses the settings of its row.
         samples: number of networks drawn from every mode.
         out: folder for the results.
     """
@@ -177,10 +177,10 @@ def _board(name: str, budget: int, plan: _Plan) -> Board:
 
 
 def closest(outcomes: Sequence[Outcome]) -> int:
-    """The index of the outcome whose mean distance is least; those with failures are out.
+    """Return the index of the outcome with the least mean distance, among those without failures.
 
     Args:
-        outcomes: of the candidates of one row; the first is taken if all have failed.
+        outcomes: of the candidates of one row; the first one counts if all have failed.
 
     >>> closest([Outcome([{"f_law": 0.2}]), Outcome([{"f_law": 0.1}]), Outcome([], ["diverged"])])
     1
@@ -244,7 +244,7 @@ def _findings(boards: Boards, plan: _Plan) -> Findings:
 
 # ------------------------------------------------------------ tables and figures
 def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
-    """All methods beside one reference, the closest first if it is gold.
+    """Return all methods compared with one reference, the closest first if it is gold.
 
     Args:
         name: of the reference.
@@ -268,13 +268,13 @@ def board_table(name: str, budget: int, board: Board, gold: bool) -> Table:
 
 
 def _distance(numbers: Mapping[str, Measured]) -> float:
-    """The distance to the reference by functions, or by weights if there is no other."""
+    """Return the distance to the reference by functions, or by weights if there is no other."""
     laws = [numbers[law].value for law in LAWS if law in numbers]
     return laws[0] if laws and not math.isnan(laws[0]) else math.inf
 
 
 def _settings_table(boards: Boards, plan: _Plan) -> Table:
-    """The settings that methods took, by what they change in the row."""
+    """Return the chosen settings of methods, as changes of their rows."""
     rows: list[list[Cell]] = []
     for (name, budget), board in boards.items():
         for entry in plan.entries.values():
@@ -287,7 +287,7 @@ def _settings_table(boards: Boards, plan: _Plan) -> Table:
 
 
 def _in_one_line(changes: Mapping[str, Any], prefix: str = "") -> str:
-    """Name settings by their dotted names."""
+    """Write settings with their dotted names in one line."""
     return ", ".join(
         _in_one_line(value, f"{prefix}{name}.")
         if isinstance(value, Mapping)
@@ -297,7 +297,7 @@ def _in_one_line(changes: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _correlations(boards: Boards) -> Table:
-    """Rank correlations of closeness to the posterior and quality of predictions."""
+    """Return rank correlations between closeness to the posterior and quality of predictions."""
     rows: list[list[Cell]] = []
     for (name, budget), board in boards.items():
         every = [numbers for outcome in board.values() for numbers in outcome.numbers]
@@ -309,12 +309,12 @@ def _correlations(boards: Boards) -> Table:
 
 
 def rank_correlation(rows: Sequence[Mapping[str, float]], distance: str, quality: str) -> float:
-    """Spearman's rho, positive where closer is better, or NaN of fewer than three distances.
+    """Return Spearman's rho, positive if closer is better, or NaN for fewer than three distances.
 
     Args:
         rows: numbers of every method.
-        distance: name of the one.
-        quality: name of the other.
+        distance: name of the distance.
+        quality: name of the quality.
     """
     from scipy.stats import spearmanr
 
@@ -327,7 +327,7 @@ def rank_correlation(rows: Sequence[Mapping[str, float]], distance: str, quality
 
 
 def _laws_figure(boards: Boards) -> Figure:
-    """All laws for the largest budget, one panel for each reference."""
+    """Plot all laws for the largest budget, one panel for each reference."""
     titles = list(dict.fromkeys(title for board in boards.values() for title in board))
     panels: dict[str, dict[str, list[Measured]]] = {}
     for (name, _), board in sorted(boards.items(), key=lambda item: item[0][1]):
@@ -340,7 +340,7 @@ def _laws_figure(boards: Boards) -> Figure:
 
 
 def _quality_figure(boards: Boards) -> Figure:
-    """Test NLL by distance of functions, one panel for each reference and budget."""
+    """Plot test NLL against the distance of functions, one panel per reference and budget."""
     panels: dict[str, dict[str, tuple[torch.Tensor, ...]]] = {}
     for (name, budget), board in boards.items():
         panel = panels.setdefault(f"{name}, {budget} gradients", {})

@@ -1,4 +1,4 @@
-"""P1, figure 9 and its corollary: are the marginals of all units of a layer the same?"""
+"""P1, figure 9 and its corollary: equality of the marginals of all units of a layer."""
 
 from __future__ import annotations
 
@@ -38,21 +38,20 @@ def marginals(
     seed: int = 0,
     out: str = "studies/marginals",
 ) -> None:
-    """Test what symmetries say about marginals, and draw them with and without symmetries.
+    """Test the effect of symmetries on marginals, and plot them with and without symmetries.
 
     Since units can be exchanged, a weight has the same marginal in all units of a layer, and each
     unit is equally likely to hold the largest weight. Networks from different starts must pass
-    these tests; chains that have not left their mode fail them, and so do networks whose symmetries
-    are removed, on purpose. The share of variance of the leading principal components tells whether
-    a plane could show the posterior.
+    these tests. Chains that have not left their mode fail them, and so, on purpose, do networks
+    whose symmetries are removed. The share of variance of the leading principal components shows
+    whether a plane could represent the posterior.
 
     Args:
-        networks: a run, a bank or a folder of checkpoints whose networks are used; by default
-            networks are trained.
-        data: a configuration with their network and data, if none lies beside them.
+        networks: a run, a bank or a folder of checkpoints; by default networks are trained.
+        data: a configuration with their network and data, if there is none beside them.
         scale: small, which runs in minutes, or paper, the paper's recipe.
         members: number of networks to train.
-        epochs: epochs of training.
+        epochs: number of training epochs.
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.
     """
@@ -63,7 +62,7 @@ def marginals(
 
 
 def marginals_findings(population: Population) -> Findings:
-    """Tables and figures.
+    """Return tables and figures.
 
     Args:
         population: networks and their problem.
@@ -122,12 +121,12 @@ def _tests(form: str, stack: Params, sym: Symmetries) -> list[list[Cell]]:
 
 
 def _smallest(p: Tensor) -> float:
-    """The smallest p-value times the number of tests, or NaN where there is none."""
+    """Return the smallest p-value times the number of tests, or NaN without any."""
     return min(1.0, float(p.min()) * p.numel()) if p.numel() else math.nan
 
 
 def exchange_p_values(rows: Tensor) -> Tensor:
-    """KS tests between the first unit and the others, ``(units - 1, weights)``.
+    """Return p-values of KS tests between the first unit and the others, ``(units - 1, weights)``.
 
     Args:
         rows: ``(networks, units, weights)``.
@@ -147,7 +146,7 @@ def exchange_p_values(rows: Tensor) -> Tensor:
 
 
 def argmax_p_value(rows: Tensor) -> float:
-    """Chi-square test of which unit holds the largest weight.
+    """Test by chi-square whether all units are equally likely to hold the largest weight.
 
     Args:
         rows: ``(networks, units, weights)``.
@@ -160,14 +159,14 @@ def argmax_p_value(rows: Tensor) -> float:
 
 
 def explained_variance(stack: Params) -> Tensor:
-    """Share of the variance of every principal component, the largest first."""
+    """Return the share of the variance of every principal component, the largest first."""
     rows = ravel(stack, stacked=True)[0].double()
     values = torch.linalg.svdvals(rows - rows.mean(0)).square()
     return values / values.sum()
 
 
 def clusters(stack: Params) -> tuple[int, float]:
-    """Number of clusters that mean shift finds among the networks, and per cent in the largest."""
+    """Return the number of clusters that mean shift finds, and per cent in the largest."""
     with needed("Mean shift"):
         from sklearn.cluster import MeanShift, estimate_bandwidth
 

@@ -1,4 +1,4 @@
-"""P1, figure 2: the L2 mass of trained networks, and what rescaling could save of it."""
+"""P1, figure 2: the L2 mass of trained networks, and the part that rescaling could save."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ def mass(
 ) -> None:
     """Compare the mass of networks with its minimum over all rescalings of their units.
 
-    Weight decay penalises mass that changes nothing: a network far above its minimum has
-    equivalents with a smaller loss. Figure 2 of P1 shows OptuNets on MNIST (--scale paper). By
-    default perceptrons on the digits that come with scikit-learn are trained, as a substitute.
+    Weight decay penalises mass without effect: a network far above its minimum has equivalents with
+    a smaller loss. Figure 2 of P1 shows OptuNets on MNIST (--scale paper). By default perceptrons
+    on scikit-learn's digits are trained, as a substitute.
 
     Args:
-        networks: a run, a bank or a folder of checkpoints whose networks are used; by default
-            networks are trained.
-        data: a configuration with their network and data, if none lies beside them.
+        networks: a run, a bank or a folder of checkpoints; by default networks are trained.
+        data: a configuration with their network and data, if there is none beside them.
         scale: small, which runs in minutes, or paper, the paper's recipe.
         members: number of networks to train.
-        epochs: epochs of training.
+        epochs: number of training epochs.
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.
     """

@@ -38,15 +38,15 @@ def permutations(
 ) -> None:
     """Follow the order of the units through several runs, step by step.
 
-    Tau is averaged over layers. A line is the mean over runs, and the band goes from the lowest to
-    the highest run. While the learning rate is high, units change places all the time; at the end
-    none does. Dashed lines mark drops of the rate.
+    Tau is averaged over layers. A line is the mean over runs, and the band covers all runs. While
+    the learning rate is high, units keep changing places; at the end none does. Dashed lines mark
+    drops of the rate.
 
     Args:
         scale: small, paper (OptuNet on MNIST) or paper-resnet (ResNet-18 on CIFAR-100).
         members: number of runs side by side.
-        epochs: epochs of training.
-        by: the number that units are sorted by.
+        epochs: number of training epochs.
+        by: sorting key of the units.
         seed: random seed of the initial weights; other seeds repeat the study on the same data.
         out: folder for the results.
     """
@@ -94,7 +94,7 @@ def _findings(history: Mapping[str, Any], note: str, command: str) -> Findings:
 
 
 def _smooth(values: Tensor) -> Line:
-    """Means over a few steps each, so that a line is readable."""
+    """Average a few steps each, for a readable line."""
     size = min(_SMOOTHED, max(1, len(values) // 100))
     count = len(values) // size
     steps = torch.arange(1, count * size + 1).double()

@@ -1,4 +1,4 @@
-"""Populations of networks that studies need, each read from disk or trained once."""
+"""Populations of networks for studies, each read from disk or trained once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def study_job(
     overrides: Mapping[str, Any] | None = None,
     callbacks: Sequence[L.Callback] = (),
 ) -> Job:
-    """A preset to be trained, of the papers or of `lightning_bnn`.
+    """Return the job of a preset, of the papers or of `lightning_bnn`.
 
     Args:
         name: of its folder.
         preset: its name.
-        overrides: what to change in it.
-        callbacks: to watch the training by.
+        overrides: changes of the preset.
+        callbacks: for the training.
     """
     package = OWN if preset in preset_names(OWN) else "lightning_bnn"
     return Job(name, preset, overrides or {}, callbacks, package=package)
@@ -40,13 +40,13 @@ def study_job(
 
 @dataclass(frozen=True)
 class Recipe:
-    """The preset and the size of a population that is trained.
+    """The preset and the size of a trained population.
 
     Attributes:
         preset: name of a configuration with ``members``.
-        data: what it is trained on, for people to read.
-        members: how many networks.
-        epochs: of training, if not those of the preset.
+        data: description of the training data.
+        members: number of networks.
+        epochs: number of epochs, if not that of the preset.
     """
 
     preset: str
@@ -55,7 +55,7 @@ class Recipe:
     epochs: int | None = None
 
     def overrides(self) -> dict[str, Any]:
-        """The settings of the preset that are changed."""
+        """Changes of the preset."""
         changes: dict[str, Any] = {"model.init_args.members": self.members}
         if self.epochs is not None:
             changes["trainer.max_epochs"] = self.epochs
@@ -82,13 +82,13 @@ def population(
     """Read networks from disk, or train them unless this was done before.
 
     Args:
-        study: name of the study that asks for them.
-        out: folder of its results, which holds the runs, too.
-        recipes: how they are trained, by scale.
-        scale: which of the recipes.
-        networks: a run, bank or folder of networks, in place of training.
-        data: a configuration with network and data, if none lies beside it.
-        seed: of the training, if there is any.
+        study: name of the study.
+        out: folder for its results, and for the runs.
+        recipes: recipes of the training, by scale.
+        scale: name of the recipe.
+        networks: a run, bank or folder of networks, instead of training.
+        data: a configuration with network and data, if there is none beside the networks.
+        seed: random seed of the training.
         **changes: fields of the recipe to replace.
     """
     folder, recipe = results_folder(out, study), settings_of(recipes, scale, **changes)
@@ -127,7 +127,7 @@ def optunets(out: str) -> None:
 def fit_quietly(
     module: L.LightningModule, data: Any, epochs: int, callbacks: Sequence[L.Callback] = ()
 ) -> None:
-    """Train a module that Python has made, for a study that keeps no run."""
+    """Train a module made in Python, for a study without stored runs."""
     with quiet():
         L.Trainer(
             max_epochs=epochs, accelerator="cpu", logger=False, callbacks=list(callbacks),

@@ -9,9 +9,9 @@ OWN = "bnn_research"
 
 
 def presets(name: str | None = None) -> None:
-    """List the presets of the papers and of the references, or print one, to be copied or piped.
+    """List the presets of the papers and of the references, or print one.
 
     Args:
-        name: the one to print; by default all are listed.
+        name: name of the preset to print; by default all are listed.
     """
     show_presets(name, OWN)

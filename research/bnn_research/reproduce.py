@@ -1,4 +1,4 @@
-"""All numbers of the papers' pages once more, each claim with the verdict that they give."""
+"""All numbers of the papers' pages again, with a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def reproduce(
 ) -> None:
     """Run the studies of all three papers, and judge every claim.
 
-    Takes about an hour and a quarter on two cores, beside the posteriors of OptuNet on MNIST (the
-    step `mnist/runs`), which train for about two hours more. Steps that need files of MNIST and do
-    not find them (in the folder LIGHTNING_BNN_DATA) are left out, and claims about them are "not
-    tested". If the command is killed, the next call continues where it stopped; steps that have
-    finished with this version, these sources and settings are not done again. A step that fails
-    stops no other. The verdicts follow from the numbers and their errors by criteria that are
-    printed into `README.md`. "here" is mean and standard deviation over seeds for studies that
-    consist of one run.
+    Takes about an hour and a quarter on two cores, apart from the posteriors of OptuNet on MNIST
+    (the step `mnist/runs`), which train for about two more hours. Steps that need missing files of
+    MNIST (in the folder LIGHTNING_BNN_DATA) are omitted, and claims about them are "not tested". If
+    the command is killed, the next call continues where it stopped; steps that have finished with
+    this version, these sources and settings are not repeated. A failed step does not stop the
+    others. The verdicts follow from the numbers and their errors by criteria printed in
+    `README.md`. "here" is mean and standard deviation over seeds for studies that consist of one
+    run.
 
     Args:
         only: papers and steps to run, such as p2, toy or "[p3, demo]"; by default all. The claims
             of their papers are printed, with all existing results.
         seeds: number of repetitions of the steps that consist of one run.
-        size: full, or smallest: the smallest studies that run through, to try it; their verdicts
-            mean nothing.
+        size: full, or smallest: the smallest studies, to test the command; their verdicts are
+            meaningless.
         list: only list the steps, with their cost and their state.
         run: false only judges existing results.
-        again: repeat the chosen steps, even if they have finished; trained networks are kept.
+        again: repeat the chosen steps, even if they have finished; trained networks are reused.
         out: folder for all results.
     """
     if seeds < 1:
@@ -75,7 +75,7 @@ def reproduce(
 
 
 def _run(step: Step, root: Path, seed: int, size: Size, again: bool) -> None:
-    """Call a study unless it has finished, and record what came of it."""
+    """Call a study unless it has finished, and record the result."""
     if size == "smallest" and step.smallest is None:
         return
     if not again and step.record(root, seed, size).state == "finished":
@@ -116,7 +116,7 @@ def _publish(papers: Sequence[str], root: Path, seeds: int, size: Size) -> None:
 
 
 def _criteria(rows: Sequence[Judged]) -> Table:
-    """The criteria of every verdict, and the answers to them."""
+    """Return the criteria of every verdict, and their results."""
     words = {True: "yes", False: "no", None: "within the errors"}
     cells: list[list[Cell]] = [
         [row.claim.section, row.claim.text, check, words[met]]

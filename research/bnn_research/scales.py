@@ -1,4 +1,4 @@
-"""The settings of a study by scale: small ones for a look, those of the paper, and one's own."""
+"""The settings of a study by scale: small ones, those of the paper, and changes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def settings_of(scales: Mapping[str, T], scale: str, **changes: Any) -> T:
-    """The settings of a scale, with those that were given in their place.
+    """Return the settings of a scale, with changes.
 
     Args:
         scales: settings by name.
-        scale: which of them.
-        **changes: fields to replace; None keeps the field.
+        scale: name of the settings.
+        **changes: new values of fields; None keeps the field.
     """
     if scale not in scales:
         raise ValueError(f"`scale` must be one of {', '.join(scales)}, got {scale!r}.")

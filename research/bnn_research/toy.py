@@ -43,8 +43,8 @@ def toy(
 
     As trained, the density has a copy of every solution for each order of the units and each way to
     scale them. If hidden units are scaled to norm 3, and then ordered by their outgoing weights,
-    one copy of each is left. Networks whose loss in the last epoch is above 0.01 are left out, as
-    in the paper; the default is the paper's scale.
+    one copy of each remains. Networks with a loss above 0.01 in the last epoch are left out, as in
+    the paper; the default is the paper's scale.
 
     Args:
         scale: small or paper.
@@ -73,7 +73,7 @@ def toy(
 
 
 def _figures(forms: Mapping[str, Tensor], points: Tensor, labels: Tensor) -> dict[str, Any]:
-    """The weights in all forms, and the data."""
+    """Plot the weights in all forms, and the data."""
     data = {"training data": {f"class {k}": tuple(points[labels == k].T) for k in (0, 1)}}
     titled = {_TITLES[name]: weights for name, weights in forms.items()}
     mirror = "mirror: exchanging the units takes a network to the other side"
@@ -84,7 +84,7 @@ def _figures(forms: Mapping[str, Tensor], points: Tensor, labels: Tensor) -> dic
 
 
 def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
-    """Networks as trained, with hidden units of norm 3, and these ordered by the last layer.
+    """Return networks as trained, with hidden units of norm 3, and ordered by the last layer.
 
     Args:
         networks: a stack.
@@ -96,7 +96,7 @@ def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
 
 
 def _rows(forms: Mapping[str, Tensor], trained: int) -> list[list[Cell]]:
-    """The distribution of the weights, and tests of whether both have the same."""
+    """Return the distribution of the weights, and tests of their equality."""
     from scipy.stats import ks_2samp
 
     raw = forms["as trained"]

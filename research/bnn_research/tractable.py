@@ -40,7 +40,7 @@ _PRIOR_STD, _START_STD, _START_SPREAD, _RATE = 1.0, 0.05, 0.1, 5e-3
 
 @dataclass(frozen=True)
 class Result:
-    """Numbers of every seed for one method and slope. ELBOs are divided by the examples."""
+    """Numbers of every seed for one method and slope. ELBOs are per example."""
 
     alpha: float
     method: str
@@ -60,17 +60,17 @@ def tractable(
     noise: float = 1.5,
     out: str = "studies/tractable",
 ) -> None:
-    """Print tables 2 and 3 of P2, and draw where the Gaussians end up.
+    """Print tables 2 and 3 of P2, and plot the trained Gaussians.
 
     The default is the paper's scale. The paper does not state noise, prior, start and the
     normalisation of the ELBO. Here the prior is N(0, 1), means start from N(0, 0.1^2), deviations
-    at 0.05, and ELBOs are divided by the 100 examples. The noise decides at which slope a Gaussian
-    prefers to lie between the modes.
+    at 0.05, and ELBOs are divided by the 100 examples. The noise determines the slope at which a
+    Gaussian prefers to lie between the modes.
 
     Args:
         alphas: slopes; the modes are at (alpha, -alpha) and (-alpha, alpha).
         seeds: number of runs for every number.
-        epochs: epochs of training.
+        epochs: number of training epochs.
         noise: standard deviation of the likelihood.
         out: folder for the results.
     """
@@ -145,7 +145,7 @@ def _sampled(mode: Any, noise: Tensor) -> Sampled:
 
 
 def _outputs(sampled: Sampled, x: Tensor) -> Tensor:
-    """Outputs of all networks, ``(samples, batch, 1)``."""
+    """Return outputs of all networks, ``(samples, batch, 1)``."""
     return torch.relu(x @ sampled.weights["hidden.weight"].mT).sum(-1, keepdim=True)
 
 
@@ -157,7 +157,7 @@ def _divergence(mode: Any) -> Tensor:
 
 # ------------------------------------------------------------ output
 def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
-    """Both tables, how far apart the units are, and the picture.
+    """Return both tables, the distance of the units, and the picture.
 
     Args:
         results: of all slopes and methods.
@@ -191,7 +191,7 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
 
 
 def draw(results: list[Result], noise: float) -> Any:
-    """The exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
+    """Plot the exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
     methods = dict.fromkeys(r.method for r in results)
     panels = []
     for r in sorted(results, key=lambda r: (r.alpha, list(METHODS).index(r.method))):
@@ -201,7 +201,7 @@ def draw(results: list[Result], noise: float) -> Any:
 
 
 def posterior_density(alpha: float, noise: float, side: int = 121) -> tuple[Tensor, Tensor]:
-    """The posterior of both weights on a grid, up to a factor: the axis, and values on it."""
+    """Return the posterior of both weights on a grid, up to a factor: the axis, and values."""
     x, y = TractableReLU(alpha=alpha).load().train
     axis = torch.linspace(-0.4, 0.4, side)
     grid = torch.cartesian_prod(axis, axis)

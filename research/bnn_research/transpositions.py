@@ -1,4 +1,4 @@
-"""P3, figures 1 and 2: matched and unmatched networks while they train."""
+"""P3, figures 1 and 2: matched and unmatched networks during training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from weightsym import transpositions as count_swaps
 from weightsym.params import Params, keyed_generator
 
 Pairs = Mapping[int, Mapping[str, float]]
-"""What was measured about pairs of networks, by epoch or by the swaps that they started with."""
+"Measurements on pairs of networks, by epoch or by the initial number of swaps."
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ def transpositions(
 ) -> None:
     """Train two networks from different starts, and one network from permuted copies of its start.
 
-    Figure 1 shows the barrier between the two networks while they train, as they are and matched by
+    Figure 1 shows the barrier between the two networks during training, as they are and matched by
     activations. For figure 2, a start and a copy of it whose units are permuted by a number of
-    swaps are trained with different orders of the data; does matching find the same number of swaps
-    afterwards?
+    swaps are trained with different orders of the data, to test whether matching finds the same
+    number of swaps afterwards.
 
     Args:
         scale: small, which runs in minutes, or paper, the paper's recipe.
-        hidden: units of the hidden layer.
-        epochs: epochs of training.
-        points: how many numbers of swaps are tried, between 1 and all.
+        hidden: number of hidden units.
+        epochs: number of training epochs.
+        points: number of tested numbers of swaps, between 1 and all.
         seed: random seed of the initial weights, permutations and orders.
         out: folder for the results.
     """
@@ -76,10 +76,10 @@ def transpositions(
 
 
 def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tensor:
-    """A random permutation that takes exactly so many swaps: of ``units - swaps`` cycles.
+    """Draw a random permutation of exactly this many swaps: of ``units - swaps`` cycles.
 
     Args:
-        swaps: how many.
+        swaps: number of swaps.
         units: length of the permutation.
         generator: draws it.
 
@@ -99,7 +99,7 @@ def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tens
 
 
 class _Study:
-    """Data, network and symmetries, and what is measured on them."""
+    """Data, network and symmetries, and measurements on them."""
 
     def __init__(self, settings: Scale, seed: int) -> None:
         self.settings, self.seed = settings, seed
@@ -116,7 +116,7 @@ class _Study:
 
     # -------------------------------------------------------- training and measuring
     def train(self, starts: Params, order: str) -> list[Params]:
-        """Stacks of networks at the start and after every epoch."""
+        """Return stacks of networks at the start and after every epoch."""
         module = DeepEnsemble(
             self.model,
             members=P.stack_size(starts),
@@ -130,14 +130,14 @@ class _Study:
         return history.stacks
 
     def match(self, network: Params, reference: Params) -> tuple[list[Tensor], float]:
-        """Permutations that match two networks by activations, and how many swaps they take."""
+        """Return permutations that match two networks by activations, and their number of swaps."""
         permutations = match_activations(
             self.model, network, reference, self.symmetries, self.batches
         )
         return permutations, float(sum(int(count_swaps(p)) for p in permutations))
 
     def pair(self, network: Params, reference: Params) -> dict[str, float]:
-        """Everything about two networks, as they are and matched."""
+        """Measure two networks, as they are and matched."""
         permutations, swaps = self.match(network, reference)
         numbers = {"swaps": swaps}
         matched = permute(network, self.symmetries, permutations)
@@ -150,7 +150,7 @@ class _Study:
 
     # -------------------------------------------------------- tables and figures
     def findings(self) -> Findings:
-        """The tables and figures that the study publishes."""
+        """Return the tables and figures of the study."""
         generator = keyed_generator(self.seed, "starts")
         epochs = self.train(P.populate(self.model, 2, generator), "first")
         chosen = sorted({round(k) for k in torch.linspace(0, len(epochs) - 1, 11).tolist()})
@@ -189,7 +189,7 @@ class _Study:
         )
 
     def sweep(self, generator: torch.Generator) -> Pairs:
-        """Pairs of a network and one that started from a permuted copy, by the swaps between."""
+        """Compare networks with those that started from permuted copies, by the number of swaps."""
         units, points = self.settings.hidden, self.settings.points
         counts = sorted({round(k) for k in torch.linspace(1, units - 1, points).tolist()})
         start = P.populate(self.model, 1, generator)
@@ -202,7 +202,7 @@ class _Study:
 
 
 class _Weights(L.Callback):
-    """All networks at the start and after every epoch."""
+    """A callback that stores all networks at the start and after every epoch."""
 
     def __init__(self, stacks: list[Params]) -> None:
         self.stacks = stacks
@@ -228,7 +228,7 @@ def _path(title: str, axis: str, swaps: Mapping[float, float]) -> Table:
 
 
 def _curves(pairs: Pairs, titles: Sequence[str], axis: str) -> Any:
-    """A panel for each title: what its first word says, as networks are and matched."""
+    """Plot a panel for each title: the measurement of its first word, unmatched and matched."""
     panels: dict[str, dict[str, Line]] = {title: {} for title in titles}
     for title in titles:
         word = title.split()[0]

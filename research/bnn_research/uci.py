@@ -1,4 +1,4 @@
-"""UCI regression on the published splits: every method beside the tables of the papers."""
+"""UCI regression on the published splits, compared with published results."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TABLES = (
     "yacht", "energy", "concrete", "wine-quality-red", "kin8nm", "power-plant",
     "naval-propulsion-plant", "protein-tertiary-structure")  # fmt: skip
 _WIDER = {"protein-tertiary-structure": 100}
-"""Hidden units, if not 50."""
+"Number of hidden units by table, if not 50."
 _WIDTHS = 1.0, 2.0, 4.0
-"""Standard deviations of the prior to choose from."""
+"Candidates for the standard deviation of the prior."
 FACTORS = [2 ** (k / 4) for k in range(-20, 17)]
-"""Of the noise, to choose from: from 1/32, so that none is at an end."""
+"Candidates for the factor of the noise, from 1/32 so that none is at an end."
 _LARGE = 2000
-"""Training rows above which runs take twice as many steps, and none has gradients of all data."""
+"Number of training rows above which runs take twice as many steps, without full-data methods."
 SCALES = {
     "full": stacks.Budget(steps=2000, batch_size=64, transitions=100, draws=100),
     "quick": stacks.Budget(steps=40, batch_size=64, transitions=8, draws=10),
@@ -50,9 +50,9 @@ _TITLE = "UCI regression on the published splits"
 _NOTE = "Mean and standard error over the splits, in the units of the targets."
 
 Scores = Sequence[Mapping[str, Any]]
-"""Numbers of all splits: settings, ``rmse`` and ``ll``."""
+"Numbers of all splits: settings, ``rmse`` and ``ll``."
 Results = Mapping[tuple[str, str], Scores]
-"""Those of all tables and methods."""
+"Numbers by table and method."
 
 
 def uci(
@@ -106,7 +106,7 @@ def uci(
 
 
 def _stored(folder: Path, table: SplitTable, method: str) -> Scores:
-    """The scores of a method on a table, read or made."""
+    """Return the scores of a method on a table, from disk or newly computed."""
     contestant = CONTESTANTS[method]
     file, key = folder / "runs" / f"{table.name}-{method}.json", table.key(contestant)
     record = {}
@@ -122,7 +122,7 @@ def _stored(folder: Path, table: SplitTable, method: str) -> Scores:
 
 # ------------------------------------------------------------ one method on one table
 class SplitTable:
-    """The splits of a table, and networks on them to start from.
+    """The splits of a table, and initial networks for them.
 
     Args:
         name: of the table.
@@ -142,24 +142,24 @@ class SplitTable:
             self._digest.update(repr(split.target_std).encode())
 
     def key(self, contestant: Contestant) -> str:
-        """A digest of what decides a result."""
+        """Digest of everything that determines a result."""
         parts = [lightning_bnn.__version__, self.name, len(self.splits), self.budget, _WIDTHS]
         parts += [contestant.settings, contestant.members, contestant.longer]
         parts += [self._digest.hexdigest()]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def candidates(self, all_rows: bool) -> list[Candidate]:
-        """All splits and widths, that learn from all training rows or without those held out."""
+        """Return all splits and widths, with all training rows or without held-out ones."""
         splits = [split.retrained() if all_rows else split for split in self.splits]
         return [Candidate(split, width) for split in splits for width in _WIDTHS]
 
     def fit(self, contestant: Contestant, setting: Any, candidates: list[Candidate]) -> Fitted:
-        """Train candidates, from maxima of the posterior if the method begins there."""
+        """Train candidates, from posterior modes if the method starts there."""
         start = self._start(candidates) if contestant.warm_start else None
         return fitted(contestant, setting, candidates, self.width, self.budget, start)
 
     def _start(self, candidates: list[Candidate]) -> Params:
-        """Maxima of the posterior; those of all widths are found once for all methods."""
+        """Return posterior modes, found once for all methods and widths."""
         whole = len(candidates[0].split.train[0]) == self.rows
         every = self.candidates(whole)
         if whole not in self._maxima:
@@ -193,7 +193,7 @@ def choose_and_score(contestant: Contestant, table: SplitTable) -> Scores:
 
 
 def _chosen(contestant: Contestant, table: SplitTable) -> dict[int, dict[str, Any]]:
-    """Settings of largest validation log-likelihood, by split."""
+    """Return settings with the largest validation log-likelihood, by split."""
     best: dict[int, dict[str, Any]] = {}
     candidates = table.candidates(all_rows=False)
     for setting in contestant.settings:
@@ -210,7 +210,7 @@ def _chosen(contestant: Contestant, table: SplitTable) -> dict[int, dict[str, An
 
 
 def best_factor(predictions: stacks.Predictions) -> tuple[float, float]:
-    """The factor of the noise with the largest mean log-density, and that density.
+    """Return the factor of the noise with the largest mean log-density, and that density.
 
     Args:
         predictions: on validation rows.
@@ -222,7 +222,7 @@ def best_factor(predictions: stacks.Predictions) -> tuple[float, float]:
 
 # ------------------------------------------------------------ tables and figures
 def _findings(results: Results, settings: Mapping[str, Any]) -> Findings:
-    """A table for each quantity with published rows below, and a figure of one of them."""
+    """Return a table for each quantity with published rows below, and one figure."""
     file = files("bnn_research") / "uci_published.yaml"
     published = yaml.safe_load(file.read_text(encoding="utf-8"))
     names = list(dict.fromkeys(table for table, _ in results))
@@ -238,7 +238,7 @@ def _findings(results: Results, settings: Mapping[str, Any]) -> Findings:
 
 
 def _table(quantity: str, results: Results, names: list[str], published: Any) -> Table:
-    """Methods by tables, one quantity."""
+    """Return one quantity, methods by tables."""
     rows: list[list[Cell]] = [
         [CONTESTANTS[m].title, *(over_splits(results.get((n, m), ()), quantity) for n in names)]
         for m in dict.fromkeys(method for _, method in results)
@@ -249,6 +249,6 @@ def _table(quantity: str, results: Results, names: list[str], published: Any) ->
 
 
 def over_splits(rows: Scores, key: str) -> Measured:
-    """Mean and standard error over splits, NaN if there are none or one has failed."""
+    """Return mean and standard error over splits, or NaN if there are none or one has failed."""
     mean, deviation = spread(torch.tensor([row[key] for row in rows], dtype=torch.float64))
     return Measured(mean, deviation / math.sqrt(max(1, len(rows))))

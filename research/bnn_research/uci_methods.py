@@ -12,12 +12,12 @@ from lightning_bnn.methods.mc_dropout import with_dropout
 
 
 def _second_half(length: int) -> Keeping:
-    """Keep some fifty networks along the second half of a run."""
+    """Store about fifty networks in the second half of a run."""
     return Keeping(burn_in=length // 2, every_n_epochs=max(1, length // 2 // 50))
 
 
 def _langevin(title: str, sampler: Any, *rates: float) -> Contestant:
-    """A sampler with batches, at a constant rate."""
+    """Return a sampler with batches, at a constant rate."""
     return Contestant(
         title, lambda _, epochs: methods.SGMCMC(keeping=_second_half(epochs)),
         lambda parameters, rate, _, rows: sampler(parameters, rate, num_data=rows), rates,
@@ -26,7 +26,7 @@ def _langevin(title: str, sampler: Any, *rates: float) -> Contestant:
 
 
 def _full_batch(title: str, method: Any, sampler: Any, **more: Any) -> Contestant:
-    """A sampler with the gradients of all data."""
+    """Return a sampler with the gradients of all the data."""
     return Contestant(
         title, lambda _, length: method(keeping=_second_half(length)),
         lambda parameters, _, length, rows: sampler(parameters, length),

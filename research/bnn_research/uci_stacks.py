@@ -1,6 +1,6 @@
-"""Regression on many splits of a table at once: one stack of members, each with its own data.
+"""Regression on many splits of a table at once: a stack of members with different data.
 
-The width of the prior is an input of the network, so that members may differ in it, too.
+The width of the prior is an input of the network, so that members may differ in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIKELIHOOD = Gaussian("heteroscedastic")
 _NOISE = -2.0, 3.0
 """Centre and width of the prior over the noise, before the softplus, in units of the targets."""
 _HELD_OUT = 0.2
-"""Share of the training rows by which settings are chosen."""
+"Fraction of the training rows for the choice of settings."
 
 
 # ------------------------------------------------------------ data
@@ -35,9 +35,9 @@ class Split(NamedTuple):
     """One split of a table, standardised by its training rows.
 
     Attributes:
-        number: of the split.
+        number: index of the split.
         train, val, test: inputs and targets.
-        target_std: the factor that gives an error the unit of the target.
+        target_std: factor from standardised errors to the unit of the target.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Split(NamedTuple):
     target_std: float
 
     def retrained(self) -> Split:
-        """The same split with all its training rows to learn from, and none to choose by."""
+        """Return the split with all its training rows for training, and none for choices."""
         x, y = (torch.cat(pair) for pair in zip(self.train, self.val, strict=True))
         return self._replace(train=(x, y), val=(x[:0], y[:0]))
 
@@ -58,7 +58,7 @@ def read_splits(table: str, root: str | None, count: int | None = None) -> list[
     Args:
         table: name of its folder.
         root: folder of the tables.
-        count: how many splits, the first ones; by default all that are published, or 20.
+        count: number of splits, from the first one; by default all published ones, or 20.
     """
     first = UCI(table, root)
     published = len(list(first.folder.glob("index_train_*.txt")))
@@ -84,7 +84,7 @@ class Candidate(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The training rows of all members, and the numbers of their splits."""
+    """The training rows of all members, and the indices of their splits."""
 
     inputs: Tensor
     scales: Tensor
@@ -93,18 +93,18 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate], members: int) -> _Rows:
-        """The rows of some candidates, each with so many members."""
+        """Return the rows of some candidates, each with a number of members."""
         each = [candidate for candidate in candidates for _ in range(members)]
         inputs, targets = (torch.stack([c.split.train[k] for c in each]) for k in (0, 1))
         scales = torch.tensor([c.width for c in each])[:, None, None].expand(-1, inputs.shape[1], 1)
         return cls(inputs, scales, targets, [c.split.number for c in each])
 
     def whole(self) -> Batch:
-        """All examples of every member."""
+        """Return all examples of every member."""
         return Batch((self.inputs, self.scales), self.targets, True)
 
     def epoch(self, size: int, epoch: int) -> Iterator[Batch]:
-        """Batches in an order that a split has whatever others are trained beside it."""
+        """Yield batches in an order of the split that does not depend on other splits."""
         count, here = self.inputs.shape[1], torch.arange(len(self.numbers))[:, None]
         orders = {
             number: torch.randperm(count, generator=keyed_generator("uci", number, epoch))
@@ -149,10 +149,10 @@ class Budget:
     """The length of all runs.
 
     Attributes:
-        steps: gradient steps with batches.
-        batch_size: examples of a batch.
-        transitions: of samplers that see all the data in each.
-        draws: networks that predict.
+        steps: number of gradient steps with batches.
+        batch_size: number of examples per batch.
+        transitions: number of transitions of samplers with all the data.
+        draws: number of networks that predict.
     """
 
     steps: int
@@ -163,21 +163,22 @@ class Budget:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method, and how it is trained.
+    """A method, and its training.
 
     Attributes:
-        title: in tables.
-        method: makes it, given a setting and the number of epochs (or of transitions).
+        title: of the method in tables.
+        method: function that makes it, given a setting and the number of epochs (or of
+            transitions).
         optimizer: makes what moves the parameters, given these, a setting, that number, and the
             number of training rows; by default Adam.
-        settings: to choose from, besides widths of the prior.
-        members: networks of a candidate.
-        network: changes the network to one that the method takes, given a setting.
-        plateau: the last part of the run, in which the rate has fallen to `floor`.
-        floor: the rate there, as a share of the first.
-        warm_start: whether it starts from maxima of the posterior.
-        full_batch: whether every step is a transition with the gradients of all data.
-        longer: how many times as many steps with batches as others it takes.
+        settings: candidates, besides widths of the prior.
+        members: number of networks per candidate.
+        network: adapts the network to the method, given a setting.
+        plateau: last fraction of the run, in which the rate has fallen to `floor`.
+        floor: final rate, as a fraction of the first.
+        warm_start: whether it starts from posterior modes.
+        full_batch: whether every step is a transition with the gradients of all the data.
+        longer: factor of the number of steps with batches.
     """
 
     title: str
@@ -193,7 +194,7 @@ class Contestant:
     longer: int = 1
 
     def rate(self, progress: float) -> float:
-        """The share of the first learning rate: a cosine, then a plateau."""
+        """Return the fraction of the first learning rate: a cosine, then a plateau."""
         done = min(1.0, progress / (1 - self.plateau))
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
 
@@ -222,12 +223,12 @@ class Fitted(NamedTuple):
     modes: list[list[Posterior]]
 
     def predict(self, k: int, examples: tuple[Tensor, Tensor], draws: int) -> Predictions:
-        """Let all modes of a candidate predict with equally many networks; none give NaN.
+        """Predict with equally many networks of all modes of a candidate, without NaN.
 
         Args:
-            k: number of the candidate.
+            k: index of the candidate.
             examples: inputs and targets.
-            draws: number of networks, together.
+            draws: total number of networks.
         """
         (split, width), modes, (inputs, targets) = self.candidates[k], self.modes[k], examples
         x = inputs, torch.full((len(inputs), 1), width)
@@ -254,8 +255,8 @@ def fitted(
         candidates: splits and widths of the prior.
         width: of the hidden layer.
         budget: of the run.
-        start: a network for each candidate to start from; by default drawn ones, which depend on
-            the number of the split only.
+        start: initial network for each candidate; by default drawn ones, which depend on the split
+            only.
     """
     members = contestant.members
     if len(candidates) * members == 1:
@@ -285,9 +286,9 @@ def _first_of_two(
     contestant: Contestant, setting: Any, candidates: Sequence[Candidate], width: int,
     budget: Budget, start: Params | None,
 ) -> Fitted:  # fmt: skip
-    """Train one network as any other: a stack of one is computed, and rounded, in its own way.
+    """Train one network like any other: a stack of one is computed and rounded differently.
 
-    Training makes much of a rounding error: the log-likelihood of a split moves by tenths.
+    Training amplifies a rounding error: the log-likelihood of a split moves by tenths.
     """
     starts = start and {name: t.repeat_interleave(2, 0) for name, t in start.items()}
     two = fitted(contestant, setting, [*candidates] * 2, width, budget, starts)
@@ -329,7 +330,7 @@ def _trained(
 
 
 def _modes(method: Method, state: Any, run: Run, rows: _Rows) -> Iterator[tuple[int, Posterior]]:
-    """The posterior of every healthy member; what needs all data is computed one by one."""
+    """Return the posterior of every healthy member, with full-data computations one by one."""
     run.network.eval()
     purpose = Purpose(predicts=True)
     healthy = state.healthy().tolist()
@@ -345,7 +346,7 @@ def _modes(method: Method, state: Any, run: Run, rows: _Rows) -> Iterator[tuple[
 
 # ------------------------------------------------------------ scores
 def log_densities(predictions: Predictions, factor: float = 1.0) -> Tensor:
-    r"""Log-density of every target in the mixture of all networks, in standardised units.
+    r"""Return log-densities of every target in the mixture of all networks, in standardised units.
 
     .. math:: \log \frac1S \sum_s N\big(y; \mu_s, (c\, \sigma_s)^2\big)
 
@@ -358,12 +359,12 @@ def log_densities(predictions: Predictions, factor: float = 1.0) -> Tensor:
 
 
 def scores(predictions: Predictions, factor: float, target_std: float) -> tuple[float, float]:
-    """Root mean squared error and mean log-density in the units of the target.
+    """Return root mean squared error and mean log-density in the units of the target.
 
     Args:
         predictions: in standardised units.
         factor: of the noise.
-        target_std: a standardised unit.
+        target_std: size of a standardised unit.
     """
     errors = predictions.means.mean(0) - predictions.targets
     rmse = errors.square().mean().sqrt() * target_std

@@ -62,18 +62,17 @@ def width(
     """Train symmetrized and mean-field VI at several widths. Print accuracy and both ELBOs.
 
     Accuracies are of the mean of 1000 networks. SGM is the paper's estimate with K permutations,
-    "ours" the Bethe bound of the permanent, which draws nothing. L^G is bounded from below by the
-    capacity bound for all methods alike, so that it can be compared.
+    "ours" the Bethe bound of the permanent, which needs no draws. L^G is bounded from below by the
+    capacity bound for all methods, so that it is comparable.
 
     Args:
         scale: small, which runs in minutes, or paper, the paper's recipe.
         widths: widths of the hidden layer.
         draws: numbers of permutations, K, of the paper's estimate.
         members: number of runs for every number, side by side.
-        epochs: epochs of training.
-        init_std: initial standard deviations of the weights. The paper does not state them; as long
-            as units can be told apart, which small deviations make certain, all methods are the
-            same.
+        epochs: number of training epochs.
+        init_std: initial standard deviations of the weights, which the paper does not state. While
+            units are distinguishable, as small deviations ensure, all methods are equal.
         out: folder for the results.
     """
     folder = results_folder(out, "width")
@@ -113,7 +112,7 @@ def _job(settings: Scale, units: int, method: str, options: Mapping[str, Any]) -
 
 @torch.no_grad()
 def _results(run: StoredRun, networks: int) -> dict[str, Tensor]:
-    """Accuracy, NLL and both ELBOs per example of every member."""
+    """Return accuracy, NLL and both ELBOs per example of every member."""
     module, problem = run.module(), run.problem()
     data, likelihood = problem.test_set(), problem.likelihood
     numbers = []
@@ -126,7 +125,7 @@ def _results(run: StoredRun, networks: int) -> dict[str, Tensor]:
 
 
 def _elbos(module: Any, problem: Problem) -> dict[str, Tensor]:
-    """ELBO per example, without and with the capacity bound, whatever it was trained by."""
+    """Return the ELBO per example, without and with the capacity bound, for any method."""
     source: Any = problem.source
     judge = SymmetrizedVI(
         problem.network,

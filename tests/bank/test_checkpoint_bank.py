@@ -438,7 +438,7 @@ def test_disks_without_locks(tmp_path, monkeypatch):
         (lambda b: b.layer("0.bias", slice(0, 3, 2)), "`rows` must be a slice without a step"),
         (lambda b: b.extend({k: v.double() for k, v in networks(1).items()}), "the bank stores"),
         (lambda b: b.extend(networks(1), [{"x": torch.ones(1)}]), "`records` must be plain JSON"),
-        (lambda b: CheckpointBank(b.path, "r", dtype=torch.float16), "asked for torch.float16"),
+        (lambda b: CheckpointBank(b.path, "r", dtype=torch.float16), "torch.float16 was requested"),
     ],
 )
 def test_errors(tmp_path, call, message):

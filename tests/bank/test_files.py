@@ -147,6 +147,6 @@ def test_the_command_adds_shows_and_exports(tmp_path, capsys):
     assert lines[-1][0] == "2"  # the last of three
     main(["bank", store, "--verify", "true", "--export", str(tmp_path / "out")])
     out = capsys.readouterr().out
-    assert "all files are as they were written" in out
+    assert "all files match their checksums" in out
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3
     assert "There is no bank at" in failure(capsys, "bank", tmp_path / "none")

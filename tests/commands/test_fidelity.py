@@ -81,7 +81,7 @@ def test_draws_of_the_posterior_itself_are_closest(places, tmp_path):
     assert {"Agree", "NLL", "Acc", "ECE"} <= half.keys()
     assert half["gradients"] is half["seconds"] is None
     assert found["cautions"] == [
-        "prior has `prior_std` 0.5, the reference 1.0: it is of another posterior.",
+        "prior has `prior_std` 0.5, the reference 1.0: it belongs to another posterior.",
         "data has `data` TwoGaussians(size=20), the reference TwoGaussians(size=30): it is of "
         "another posterior. It may have seen examples that it is judged by.",
     ]
@@ -106,7 +106,7 @@ def test_beside_chains_that_do_not_agree_nothing_is_ranked(places, tmp_path, cap
     rows, found = fidelity(places, "disagree", tmp_path, "shrunken", "chains")
     assert [row["posterior"] for row in rows] == ["shrunken", "chains", HALVES]
     (note,) = found["cautions"]
-    assert note.endswith("/disagree/bank have not converged: distances to it rank nothing.")
+    assert note.endswith("/disagree/bank have not converged: distances to it are not ranked.")
     assert found["settings"]["reference_rhat"][1] > 1.05
     printed = capsys.readouterr().out
     assert note in printed
@@ -122,4 +122,4 @@ def test_networks_of_which_nobody_knows_whether_they_agree_rank_nothing(places, 
     known = {**places, "single": str(tmp_path / "single" / "bank")}
     rows, found = fidelity(known, "single", tmp_path / "out", "shrunken", "chains")
     assert [row["posterior"] for row in rows] == ["shrunken", "chains"]
-    assert found["cautions"][0].startswith("Nobody knows whether")
+    assert found["cautions"][0].startswith("It is unknown whether")

@@ -84,7 +84,7 @@ def test_a_run_that_saw_other_data_is_not_calibrated(compared, tmp_path, capsys)
     assert "S was trained" not in out
     with pytest.raises(SystemExit):
         main(["calibrate", "other/bank", "--data", "like.yaml"])
-    assert "training examples may be among those that calibrate" in capsys.readouterr().err
+    assert "training examples may be among those for calibration" in capsys.readouterr().err
 
 
 def test_stored_rows_know_the_data(compared, monkeypatch):

@@ -94,7 +94,7 @@ def test_lines_have_their_places(order, tmp_path):
     for mode in "ra":
         assert len(CheckpointBank(tmp_path, mode)) == 3  # the control
         manifest.write_bytes(b"".join(lines[k] for k in order))
-        with pytest.raises(ValueError, match=r"Line \d of .* is damaged .it is not as it was"):
+        with pytest.raises(ValueError, match=r"Line \d of .* is damaged .it differs from its"):
             CheckpointBank(tmp_path, mode)
         manifest.write_bytes(b"".join(lines))
 
@@ -134,7 +134,7 @@ def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog)
 def test_a_manifest_that_has_lost_everything(content, sound, tmp_path):
     restore(tmp_path, {**sound[1], "manifest.jsonl": content})
     for mode in "ar":
-        with pytest.raises(ValueError, match="does not fit networks.bin, .* put back a copy"):
+        with pytest.raises(ValueError, match="does not match networks.bin, .* restore a copy"):
             CheckpointBank(tmp_path, mode)
     assert contents(tmp_path) == {**sound[1], "manifest.jsonl": content}
 
@@ -180,7 +180,7 @@ def test_a_damaged_file_goes_nowhere(name, tmp_path, capsys):
     with pytest.raises((ValueError, SystemExit)) as told:
         ONWARD[name](CheckpointBank(tmp_path / "bank", "r"), tmp_path / "new")
     message = str(told.value) if told.type is ValueError else capsys.readouterr().err
-    assert re.search(r"networks.bin is corrupt: the checksum of .* is another", message)
+    assert re.search(r"networks.bin is corrupt: the checksum of .* does not match", message)
 
 
 def test_a_manifest_that_another_process_has_changed_is_not_cut(tmp_path):

@@ -55,7 +55,7 @@ DAMAGE = {
 
 
 PART = "parts/0000000-0000002/part.json"
-ADVICE = {PART: "remove it, and its members", "population.json": "put back a copy, or"}
+ADVICE = {PART: "remove it to train", "population.json": "restore a copy, or"}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -150,5 +150,5 @@ def test_a_part_that_is_a_link_is_refused(train, finished, tmp_path):
     part = finished / "parts" / "0000000-0000002"
     part.rename(tmp_path / "elsewhere")
     part.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="must be a folder of its own, and is a link"):
+    with pytest.raises(ValueError, match="must be a regular folder, but is a link"):
         train(finished)

@@ -84,5 +84,5 @@ def test_rows_of_one_title_are_refused(tmp_path):
         read_entries(tmp_path)
     for name, title in zip("abc", "AAC", strict=True):
         (tmp_path / f"{name}.yaml").write_text(f"# {title}\nmethod: MFVI\n")
-    with pytest.raises(ValueError, match="must have a title of its own .* several have 'A'"):
+    with pytest.raises(ValueError, match="must have a unique title .* several have 'A'"):
         read_entries(tmp_path)

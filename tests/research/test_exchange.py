@@ -80,12 +80,12 @@ def test_predictions_of_the_competition(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0.5,0.5\n0.5,0.4\n", "1 of 2 rows are none"),
-        ("0.5,0.5\n1.5,-0.5\n", "1 of 2 rows are none"),
-        ("0.5,0.5\nnan,1\n", "1 of 2 rows are none"),
-        ("1\n1\n", "must have a column for each class, it has one column"),
-        ("a,b\n", "is no table of numbers"),
-        ("0.5,0.5\n1\n", "is no table of numbers"),
+        ("0.5,0.5\n0.5,0.4\n", "1 of 2 rows are not"),
+        ("0.5,0.5\n1.5,-0.5\n", "1 of 2 rows are not"),
+        ("0.5,0.5\nnan,1\n", "1 of 2 rows are not"),
+        ("1\n1\n", "must have a column for each class, but has one"),
+        ("a,b\n", "is not a table of numbers"),
+        ("0.5,0.5\n1\n", "is not a table of numbers"),
     ],
 )
 def test_other_files_are_refused(text, message, tmp_path):

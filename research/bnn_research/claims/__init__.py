@@ -1,1 +1,1 @@
-"""The papers' claims, and the verdicts that numbers of the studies give on them."""
+"""Claims of the papers, and verdicts on them from the numbers of studies."""

@@ -1,4 +1,4 @@
-"""The steps of a reproduction: which study is called, how and how often, and their records."""
+"""The steps of a reproduction: studies with their calls, repetitions and records."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Record:
     """The record of one repetition of a step.
 
     Attributes:
-        key: digest of the settings that it was called with.
+        key: digest of the settings of the call.
         state: finished, failed, skipped or not run.
-        reason: why it failed or was skipped.
-        seconds: that the last call took by the clock.
+        reason: of the failure or the skip.
+        seconds: wall time of the last call.
     """
 
     key: str = ""
@@ -61,12 +61,12 @@ class Step:
 
     @property
     def place(self) -> str:
-        """The module and the name of its function."""
+        """Module and name of its function."""
         return self.study if "." in self.study else f"bnn_research.{self.study}.{self.study}"
 
     @property
     def source(self) -> Path:
-        """The file of its study."""
+        """File of its study."""
         package, *folders, module, _ = self.place.split(".")
         return Path(str(resources.files(package))).joinpath(*folders, f"{module}.py")
 
@@ -76,15 +76,15 @@ class Step:
         return getattr(importlib.import_module(module), name)
 
     def seeds(self, count: int) -> Sequence[int]:
-        """The seeds it is called with."""
+        """Return its seeds."""
         return range(count) if self.seeded else (0,)
 
     def folder(self, root: Path, seed: int) -> Path:
-        """The folder that a repetition writes to."""
+        """Return the folder of a repetition."""
         return root / self.name / f"seed_{seed}" if self.seeded else root / self.name
 
     def arguments(self, root: Path, seed: int, size: Size) -> dict[str, Any]:
-        """Everything that its function is called with."""
+        """Return all arguments of its function."""
         options = self.options if size == "full" else self.smallest
         arguments = json.loads(json.dumps(options).replace("{root}", str(root)))
         if self.seeded:
@@ -92,14 +92,14 @@ class Step:
         return {**arguments, "out": str(self.folder(root, seed))}
 
     def key(self, root: Path, seed: int, size: Size) -> str:
-        """A digest of the version, of the study's source, of its arguments, and of those before."""
+        """Return a digest of the version, the study's source, its arguments, and earlier steps."""
         arguments = json.dumps(self.arguments(Path("."), seed, size), sort_keys=True)
         parts = [lightning_bnn.__version__, self.source.read_text(encoding="utf-8"), arguments]
         parts += [step.record(root, 0, size).key for step in STEPS if step.name == self.after]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
     def record(self, root: Path, seed: int, size: Size) -> Record:
-        """The record of the last call, if it had the same settings."""
+        """Return the record of the last call, if it had the same settings."""
         try:
             record = Record(**json.loads(self._file(root, seed).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -107,7 +107,7 @@ class Step:
         return record if record.key == self.key(root, seed, size) else Record()
 
     def write(self, record: Record, root: Path, seed: int) -> None:
-        """Replace the record as a whole: a kill must not leave half a file."""
+        """Replace the record completely: a kill must not leave half a file."""
         file = self._file(root, seed)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(asdict(record)) + "\n", wait=False)
@@ -117,7 +117,7 @@ class Step:
 
 
 def chosen_steps(only: Sequence[str]) -> list[Step]:
-    """Select the steps of papers, or those with names, by default all.
+    """Select steps by papers or names, by default all.
 
     Args:
         only: names of papers and steps.
@@ -130,11 +130,11 @@ def chosen_steps(only: Sequence[str]) -> list[Step]:
 
 
 def evidence_in(root: Path, seeds: int, size: Size) -> Evidence:
-    """All results of finished steps, and why others have none.
+    """Return all results of finished steps, and reasons why others have none.
 
     Args:
-        root: folder of everything.
-        seeds: repetitions that count.
+        root: folder of the reproduction.
+        seeds: number of repetitions that count.
         size: full or smallest.
     """
     results: dict[str, Sequence[Mapping[str, Any]]] = {}

@@ -1,7 +1,6 @@
-"""The claims of the papers, read from `claims.yaml`, and the verdicts of numbers on them.
+"""The claims of the papers from `claims.yaml`, and verdicts from numbers.
 
-Numbers are read from the tables of studies by the names of tables, rows and columns, with the doubt
-about them.
+Numbers are read from the tables of studies by table, row and column, with their uncertainty.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lightning_bnn.evaluation.compare import COLUMNS
 
 
 class Missing(Exception):
-    """Numbers that a claim needs are not there, and why."""
+    """Numbers of a claim are missing, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,9 @@ class Number:
     """A number of a study.
 
     Attributes:
-        values: one for each seed.
-        sd: the deviation that is shown behind their mean; NaN if there is none.
-        doubt: half the width of its 95 % interval; 0 where nothing is known of it, so that the
-            number alone decides.
+        values: one per seed.
+        sd: displayed deviation of their mean; NaN if there is none.
+        doubt: half the width of its 95 % interval; 0 if unknown, so that the number alone decides.
     """
 
     values: Sequence[float | int]
@@ -40,7 +38,7 @@ class Number:
 
     @property
     def value(self) -> float:
-        """The mean of all seeds."""
+        """Mean over all seeds."""
         return math.fsum(self.values) / len(self.values)
 
     def __str__(self) -> str:
@@ -49,11 +47,11 @@ class Number:
 
 
 Numbers = Mapping[str, Number]
-"""Numbers by what the wildcards of their row and column stand for; "" without wildcards."""
+'Numbers by the text of the wildcards in their row and column; "" without wildcards.'
 
 
 def over_seeds(values: Sequence[float | int]) -> Number:
-    """The mean of repetitions. The doubt about it is Student's.
+    """Return the mean of repetitions, with Student's interval.
 
     Args:
         values: one for each repetition.
@@ -69,12 +67,12 @@ def over_seeds(values: Sequence[float | int]) -> Number:
 
 
 def with_error(values: Sequence[float | int], sd: float | int, count: int | None = None) -> Number:
-    """A number whose spread is known.
+    """Return a number with a known spread.
 
     Args:
         values: one for each repetition.
-        sd: deviation of what was averaged, or a standard error.
-        count: how many were averaged; None if ``sd`` is a standard error.
+        sd: deviation of the averaged values, or a standard error.
+        count: number of averaged values; None if ``sd`` is a standard error.
     """
     from scipy.stats import t
 
@@ -89,22 +87,22 @@ class Evidence:
     """Results of steps.
 
     Attributes:
-        results: what each study has written (``results.json``), one for each seed, by step; of a
-            comparison with its rows.
-        absent: why other steps have none.
+        results: content of ``results.json`` of each study, one per seed, by step; comparisons with
+            their rows.
+        absent: reasons why other steps have none.
     """
 
     results: Mapping[str, Sequence[Mapping[str, Any]]]
     absent: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, step: str) -> Sequence[Mapping[str, Any]]:
-        """The results of a step, one for each seed."""
+        """Return the results of a step, one per seed."""
         if not self.results.get(step):
             raise Missing(self.absent.get(step, f"`{step}` has not been run"))
         return self.results[step]
 
     def setting(self, step: str, path: str) -> Any:
-        """A setting of a step by its dotted name."""
+        """Return a setting of a step by its dotted name."""
         value: Any = self.of(step)[0]["settings"]
         for name in path.split("."):
             value = value[name]
@@ -113,15 +111,15 @@ class Evidence:
     def read(
         self, step: str, table: str, row: str | Sequence[str], column: str, count: int | None = None
     ) -> Numbers:
-        """Numbers of a table.
+        """Return numbers of a table.
 
         Args:
-            step: whose results.
-            table: its name; ``one`` and ``multi`` are the posteriors of a comparison by method
-                and number, and ``floor`` is the noise of as many networks as they pool.
+            step: name of the step.
+            table: its name; ``one`` and ``multi`` are the posteriors of a comparison by method and
+                number, and ``floor`` is the noise of an equal number of networks.
             row: its first cells, with ``*``, or ``* but X``, for several rows.
             column: its heading, ``*`` for all after the first, ``first *`` or ``last *``.
-            count: how many were averaged for the error of the table, if it is their deviation.
+            count: number of averaged values behind the table's error, if that is their deviation.
         """
         if table in ("one", "multi", "floor"):
             return self._posteriors(step, table, str(row), column)
@@ -177,7 +175,7 @@ def _first(cells: Sequence[Any], count: int) -> tuple[str, ...]:
 
 
 def _number(cells: Sequence[Any], count: int | None) -> Number:
-    """A cell of every seed. That of a single seed has the error that its table states."""
+    """Return a cell of every seed. A single seed has the error of the table."""
     values = [_float(cell["value"] if isinstance(cell, Mapping) else cell) for cell in cells]
     if len(cells) == 1 and isinstance(cells[0], Mapping):
         return with_error(values, _float(cells[0]["error"]), count)
@@ -189,17 +187,17 @@ def _float(value: float | int | None) -> float:
 
 
 Answer = bool | None
-"""Yes, no, or None: it is within the errors."""
+"True, False, or None if within the errors."
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of the table, whose head explains the fields.
+    """A row of the table of claims, which explains the fields.
 
     Attributes:
         name: of the row, after that of the paper.
-        section: of the page that it belongs to.
-        row: everything else.
+        section: section of the page.
+        row: all other fields.
     """
 
     name: str
@@ -217,10 +215,10 @@ class Judged:
     """A claim with its verdict.
 
     Attributes:
-        claim: what was judged.
+        claim: the claim.
         ours: the numbers of the studies.
-        verdict: holds, partly, does not hold, within the errors, or why it was not tested.
-        checks: the criteria in words, and whether each is met.
+        verdict: holds, partly, does not hold, within the errors, or the reason for no test.
+        checks: the criteria in words, with their results.
     """
 
     claim: Claim
@@ -230,7 +228,7 @@ class Judged:
 
 
 def judged(claim: Claim, evidence: Evidence) -> Judged:
-    """Judge a claim by those of its studies or distances that there are.
+    """Judge a claim by the available studies or distances.
 
     Args:
         claim: of a paper.
@@ -256,10 +254,10 @@ def judged(claim: Claim, evidence: Evidence) -> Judged:
 
 
 def verdict_of(checks: Mapping[str, Answer]) -> str:
-    """The verdict that follows from all criteria together.
+    """Return the verdict that follows from all criteria.
 
     Args:
-        checks: every criterion in words, and whether it is met; None is within the errors.
+        checks: every criterion in words, with its result; None is within the errors.
 
     >>> verdict_of({"larger": True}), verdict_of({"larger": True, "significant": None})
     ('holds', 'partly (within the errors: significant)')
@@ -275,7 +273,7 @@ def verdict_of(checks: Mapping[str, Answer]) -> str:
 
 # ------------------------------------------------------------ relations
 def _above(x: Number, y: Number) -> Answer:
-    """Compare two numbers beyond the doubt about their difference."""
+    """Check whether one number exceeds another beyond the uncertainty of their difference."""
     difference, doubt = x.value - y.value, math.hypot(x.doubt, y.doubt)
     return True if difference > doubt else False if difference <= -doubt else None
 
@@ -298,7 +296,7 @@ def _near(x: Number, wanted: Number, tolerance: Number) -> Answer:
 
 
 def _agrees(x: Number, low: Number, high: Number) -> Answer:
-    """Tell whether a number may lie between two others, for claims that nothing is to be seen."""
+    """Check whether a number may lie between two others, for claims of no effect."""
     if not math.isfinite(x.value):
         return None
     return low.value - low.doubt - x.doubt <= x.value <= high.value + high.doubt + x.doubt
@@ -319,16 +317,16 @@ RELATIONS: Mapping[str, Callable[..., Answer]] = {
 def answer(
     relation: str, rows: Sequence[Sequence[Numbers]], by: str = "number", some: bool = False
 ) -> Answer:
-    """Tell whether a relation holds between numbers, for all rows and columns or for some.
+    """Check whether a relation holds between numbers, for all rows and columns or for some.
 
     Args:
         relation: its name.
         rows: operands; each row of them must meet the relation.
-        by: what is compared: ``"number"``, beyond its doubt; ``"mean"``, the number alone;
-            ``"seeds"``, the mean beyond the doubt that seeds leave; ``"again"``, the number, as as
-            many further seeds would decide, too; ``"run"``, every run, within the errors if some
-            meet it and some do not; ``"all"``, every run, not met if one fails.
-        some: one row or column is enough.
+        by: basis of the comparison: ``"number"``, beyond its uncertainty; ``"mean"``, the number
+            alone; ``"seeds"``, the mean beyond the uncertainty over seeds; ``"again"``, the number,
+            as an equal number of further seeds would decide; ``"run"``, every run, within the
+            errors if only some meet it; ``"all"``, every run, not met if one fails.
+        some: whether one row or column suffices.
     """
     answers = [
         _compared(RELATIONS[relation], numbers, by)
@@ -357,22 +355,22 @@ def _compared(relation: Callable[..., Answer], numbers: Sequence[Number], by: st
 
 
 def _of_run(x: Number, run: int) -> float:
-    """A number that is the same for all runs has one value."""
+    """Return a number with the same value in all runs."""
     return x.values[run] if len(x.values) > 1 else x.values[0]
 
 
 def _paired(*operands: Numbers) -> dict[str, tuple[Number, ...]]:
-    """Numbers that have the same key. One without a key goes with every other."""
+    """Pair numbers with the same key. One without a key is paired with every other."""
     keyed = [x for x in operands if "" not in x] or operands[:1]
     keys = [k for k in keyed[0] if all(k in x for x in keyed)]
     if not keys:
-        raise Missing("no row or column has all numbers that are compared")
+        raise Missing("no row or column has all compared numbers")
     return {k: tuple(x[""] if "" in x else x[k] for x in operands) for k in keys}
 
 
 # ------------------------------------------------------------ derived numbers
 def _difference(x: Number, y: Number) -> Number:
-    """Seed by seed. The errors of both count as independent."""
+    """Subtract seed by seed, with independent errors."""
     runs = range(max(len(x.values), len(y.values)))
     values = [_of_run(x, k) - _of_run(y, k) for k in runs]
     return Number(values, math.hypot(x.sd, y.sd), math.hypot(x.doubt, y.doubt))
@@ -398,12 +396,12 @@ def _linear(x: Numbers, factor: Numbers, shift: Numbers) -> Numbers:
 
 
 def _rises(x: Numbers) -> Numbers:
-    """From each row to the next."""
+    """Return the rise from each row to the next."""
     return {b: _difference(x[b], x[a]) for a, b in itertools.pairwise(x)}
 
 
 def _extreme(choose: Callable[..., Any], x: Numbers) -> Numbers:
-    """Of all rows, seed by seed."""
+    """Return the extreme of all rows, seed by seed."""
     chosen = choose(x.values(), key=lambda q: q.value)
     if len(chosen.values) == 1:
         return {"": chosen}
@@ -412,12 +410,12 @@ def _extreme(choose: Callable[..., Any], x: Numbers) -> Numbers:
 
 
 def _where_least(x: Numbers, by: Numbers) -> Numbers:
-    """Of the row in which another number is least."""
+    """Return the number of the row in which another number is least."""
     return {"": x[min(by, key=lambda key: by[key].value)]}
 
 
 def _row(x: Numbers, position: Numbers) -> Numbers:
-    """One of the rows in their order: by its number, or by the share of those before it."""
+    """Return one row by its index, or by the share of the rows before it."""
     where, rows = position[""].value, [*x.values()]
     k = int(where) if where == int(where) else int(where * (len(rows) - 1) + 1e-9)
     if not -len(rows) <= k < len(rows):
@@ -426,12 +424,12 @@ def _row(x: Numbers, position: Numbers) -> Numbers:
 
 
 def _names(x: Numbers) -> Numbers:
-    """The text that the wildcard stands for, as a number."""
+    """Return the text of the wildcard as a number."""
     return {key: Number([float(key)] * len(q.values)) for key, q in x.items()}
 
 
 def _rank_correlation(x: Numbers) -> Numbers:
-    """Spearman's, of the numbers with the names of their rows, in every seed."""
+    """Return Spearman's correlation of the numbers with the names of their rows, in every seed."""
     from scipy.stats import spearmanr
 
     names, seeds = [float(key) for key in x], zip(*(q.values for q in x.values()), strict=True)
@@ -439,14 +437,14 @@ def _rank_correlation(x: Numbers) -> Numbers:
 
 
 def _bonferroni(x: Numbers) -> Numbers:
-    """The least p of all rows and seeds, times their number, or NaN where a test has none."""
+    """Return the least p of all rows and seeds times their number, or NaN if a test has none."""
     values = [v for q in x.values() for v in q.values]
     least = math.nan if any(map(math.isnan, values)) else min(values) * len(values)
     return {"": Number([least])}
 
 
 def _finite(x: Numbers) -> Numbers:
-    """Those that there are: a grid may not reach all."""
+    """Return the existing numbers, since a grid may not reach all."""
     finite = {key: [v for v in q.values if math.isfinite(v)] for key, q in x.items()}
     if not any(finite.values()):
         raise Missing("there is no number in any row")
@@ -472,7 +470,7 @@ DERIVED: Mapping[str, Callable[..., Numbers]] = {
 
 # ------------------------------------------------------------ rows of the table
 def _part(e: Evidence, entry: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Answer]]:
-    """The numbers of a row, and its criteria with their answers."""
+    """Return the numbers of a row, and its criteria with their results."""
     study, numbers = entry["study"], dict[str, Numbers]()
     count = e.setting(study, entry["count"]) if e.of(study) and "count" in entry else None
     for name, source in entry["numbers"].items():
@@ -491,7 +489,7 @@ def _part(e: Evidence, entry: Mapping[str, Any]) -> tuple[dict[str, Numbers], di
 
 
 def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
-    """Operands that are lists go together one by one. A single one goes with each of a list."""
+    """Evaluate a relation, pairing lists one by one and single operands with each of a list."""
     relation = next(iter(check))
     columns = [_listed(operand) for operand in check[relation]]
     count = max(map(len, columns))
@@ -501,7 +499,7 @@ def _met(check: Mapping[str, Any], numbers: Mapping[str, Numbers]) -> Answer:
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """Everything in a row, with what stands for its `$names`."""
+    """Fill in the `$names` of a row."""
     if isinstance(value, str):
         whole = names.get(value.removeprefix("$")) if value.startswith("$") else None
         return Template(value).safe_substitute(names) if whole is None else whole

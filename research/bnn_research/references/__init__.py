@@ -1,4 +1,4 @@
-"""How references are sampled, and how they are exchanged with others."""
+"""Sampling of references, and their exchange with other projects."""
 
 from bnn_research.references.competition import read_competition
 from bnn_research.references.posteriordb import export_posteriordb

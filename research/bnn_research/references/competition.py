@@ -1,4 +1,4 @@
-"""Predictions by HMC of others, as the competition of NeurIPS 2021 published them."""
+"""HMC predictions of the NeurIPS 2021 competition."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 _ROUNDED = 1e-3
-"""How far from one the sum of probabilities in a file may be."""
+"Tolerance of the sum of probabilities in a file."
 
 
 def read_competition(path: str | os.PathLike[str]) -> Tensor:
-    """Predictive probabilities by HMC, as the competition on approximate inference published them.
+    """Read HMC predictions, as published for the competition on approximate inference.
 
-    Compare with them by `lightning_bnn.metrics.agreement` and `total_variation`, its two metrics.
+    `lightning_bnn.metrics.agreement` and `total_variation` are its two metrics for classes.
 
     Args:
         path: ``probs.csv`` of CIFAR-10, IMDB or MedMNIST: a row of probabilities for each example
@@ -35,14 +35,15 @@ def read_competition(path: str | os.PathLike[str]) -> Tensor:
     try:
         rows = np.loadtxt(path, delimiter=",", ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{path} is no table of numbers: {error}.") from None
+        raise ValueError(f"{path} is not a table of numbers: {error}.") from None
     probs = torch.from_numpy(rows)
     if len(probs) and probs.shape[1] < 2:
-        raise ValueError(f"{path} must have a column for each class, it has one column.")
+        raise ValueError(f"{path} must have a column for each class, but has one column.")
     odd = ((probs.sum(-1) - 1).abs() > _ROUNDED) | (probs < 0).any(-1) | probs.isnan().any(-1)
     if not len(probs) or bool(odd.any()):
         raise ValueError(
-            f"{path} must hold a row of probabilities for each example; {int(odd.sum())} of "
-            f"{len(probs)} rows are none (the files of UCI hold draws of targets instead)."
+            f"{path} must hold a row of probabilities for each example, but "
+            f"{int(odd.sum())} of {len(probs)} rows are not (the files of UCI hold draws "
+            "of targets instead)."
         )
     return probs

@@ -1,4 +1,4 @@
-"""A reference as posteriordb stores posteriors."""
+"""Export of a reference in the format of posteriordb."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from weightsym import params as P
 from weightsym.files import json_text, read_settings
 
 _COMMENTS = (
-    "Weights of a neural network: permutations of its units, and for some activations signs and "
-    "scales, leave the posterior as it is, so that raw weights mix far more slowly than functions."
+    "Weights of a neural network: permutations of its units, and for some activations "
+    "signs and scales, preserve the posterior, so that raw weights mix far more slowly "
+    "than functions."
 )
 
 
 def posteriordb(name: str, folder: str) -> None:
-    """Write a reference as posteriordb stores posteriors: information, data, draws, diagnostics.
+    """Write a reference in the format of posteriordb: information, data, draws, diagnostics.
 
     Args:
-        name: of the reference, such as digits.
-        folder: a database, which may have others; files of the same names are replaced.
+        name: name of the reference, such as digits.
+        folder: a database, possibly with other posteriors; files of the same names are replaced.
     """
     files = export_posteriordb(name, folder)
     print(f"wrote {len(files)} files to {Path(folder).resolve()}")
 
 
 def export_posteriordb(name: str, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write a reference as posteriordb stores posteriors, which its packages for Python and R read.
+    """Write a reference in the format of posteriordb, readable by its packages for Python and R.
 
     Args:
         name: of the reference.
-        folder: a database, which may have others; files of the same names are replaced.
+        folder: a database, possibly with other posteriors; files of the same names are replaced.
 
     Returns:
         The files: information on posterior, model, data and draws, the data, and the draws.
@@ -105,13 +106,13 @@ def export_posteriordb(name: str, folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def _labels(name: str, shape: torch.Size) -> list[str]:
-    """Name the numbers of a tensor as Stan does, counted from one."""
+    """Name the entries of a tensor as Stan does, counted from one."""
     places = itertools.product(*(range(1, size + 1) for size in shape))
     return [f"{name}[{','.join(map(str, place))}]" if place else name for place in places]
 
 
 def _diagnostics(draws: Tensor, labels: list[str]) -> dict[str, Any]:
-    """What posteriordb asks of every number."""
+    """Return the diagnostics that posteriordb requires for every number."""
     bulk, tail, reduction = (
         f(draws) for f in (effective_sample_size, tail_effective_sample_size, rhat)
     )

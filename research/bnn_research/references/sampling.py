@@ -1,4 +1,4 @@
-"""Sample a reference: long chains of the posterior, again from other seeds, and their card."""
+"""Sampling of a reference: long chains, repetitions from other seeds, and the card."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from weightsym import did_you_mean
 
 _PREFIX = "reference_"
 _LARGE = 3 * 2**20
-"""Bytes above which draws are stored with half of the digits."""
+"Size in bytes above which draws are stored in half precision."
 
 
 def reference(
@@ -43,18 +43,18 @@ def reference(
     transitions: int | None = None,
     restart: bool = False,
 ) -> None:
-    """Sample a reference anew, as those of lightning-bnn-data were made.
+    """Sample a reference again, as those of lightning-bnn-data were sampled.
 
     Runs long chains, then others from other seeds, and writes a folder with the configuration, the
-    draws and a card that says how far they can be trusted. Interrupted, the same command goes on
-    where it was; on the same machine the draws are the same to the last bit.
+    draws and a card with diagnostics. If it is interrupted, the same command continues. On the same
+    machine the draws are equal to the last bit.
 
     Args:
-        name: of the reference: a preset without what it begins with, such as digits.
-        out: folder of the results, by default references/NAME.
-        repeats: how many more times it is sampled, from other seeds; gold needs three.
-        transitions: of every chain, by default what the preset says.
-        restart: begin anew: remove the runs that this folder has from before.
+        name: name of the reference, which is that of the preset without its prefix, such as digits.
+        out: folder for the results, by default references/NAME.
+        repeats: number of repetitions from other seeds; gold needs three.
+        transitions: number of transitions of every chain, by default that of the preset.
+        restart: remove earlier runs in this folder first.
     """
     names = [n.removeprefix(_PREFIX) for n in preset_names(OWN) if n.startswith(_PREFIX)]
     if name not in names:
@@ -73,7 +73,7 @@ def reference(
 
 
 def _check_transitions(name: str, transitions: int) -> None:
-    """Refuse chains that would be too short to be judged before they are sampled."""
+    """Refuse chains that would be too short for diagnostics, before they are sampled."""
     model = yaml.safe_load(preset_text(f"{_PREFIX}{name}", OWN))["model"]["init_args"]
     burn_in, every = model["burn_in"], model.get("every_n_steps", 1)
     least = every * (burn_in // every + LEAST)
@@ -86,7 +86,7 @@ def _check_transitions(name: str, transitions: int) -> None:
 
 
 def _findings(name: str, folder: Path, repeats: int, transitions: int | None) -> Findings:
-    """Run everything, write the reference, and say what it is worth."""
+    """Run everything, write the reference, and return its findings."""
     jobs = [_job(name, folder, seed, transitions) for seed in range(repeats + 1)]
     run_jobs(jobs, folder / "runs")
     problem = read_problem(folder / "runs" / jobs[0].name / f"{_PREFIX}{name}.yaml")
@@ -129,7 +129,7 @@ _DRAWS = "draws: Apache 2.0"
 _OF_UCI = {
     "Airfoil": "C5VW2C", "Concrete": "C5PK67", "Energy": "C51307", "Yacht": "C5XG7R",
 }  # fmt: skip
-"""Tables under CC BY 4.0, and where they are from."""
+"Tables under CC BY 4.0, and their sources."
 _OTHERS = {
     "Digits": f"data: those of scikit-learn, https://doi.org/10.24432/C50P49; {_DRAWS}",
     "NoisySine": "Apache 2.0, data and draws",
@@ -138,7 +138,7 @@ _OTHERS = {
 
 
 def licence_of(data: str, table: str = "") -> str:
-    """State the licences of the data and of the draws in one line, as far as they are known.
+    """State the licences of the data and of the draws in one line, if they are known.
 
     >>> licence_of("UCI", "yacht")
     'data: CC BY 4.0, https://doi.org/10.24432/C5XG7R; draws: Apache 2.0'
@@ -146,8 +146,8 @@ def licence_of(data: str, table: str = "") -> str:
     'data: not known; draws: Apache 2.0'
 
     Args:
-        data: the class of a datamodule, as configurations name it.
-        table: which of its tables, where it has several.
+        data: class of the datamodule, as in configurations.
+        table: name of its table, if it has several.
     """
     name = data.rpartition(".")[2]
     source = _OF_UCI.get(table.capitalize() if name == "UCI" else name)
@@ -160,7 +160,7 @@ def licence_of(data: str, table: str = "") -> str:
 def _write(
     name: str, folder: Path, job: Job, problem: Problem, again: Sequence[Mapping[str, Any]]
 ) -> Card:
-    """Configuration, draws and card, in a folder of their own."""
+    """Write configuration, draws and card to a folder."""
     target, run = folder / name, folder / "runs" / job.name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
@@ -215,7 +215,7 @@ def _cost(run: Path) -> dict[str, Any]:
 
 
 class _Acceptance(L.Callback):
-    """Writes how often the proposals of chains were accepted."""
+    """Writes the acceptance rate of chains to a file."""
 
     file = "acceptance.json"
 
