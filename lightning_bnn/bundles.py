@@ -15,12 +15,12 @@ from weightsym.files import read_file, read_json, save_tensors, write_whole
 from weightsym.params import Params
 
 INDEX, TENSORS = "contents.json", "tensors-[0-9][0-9][0-9][0-9][0-9].safetensors"
-"Names of all files of a bundle; nothing else in its folder is read."
+"""Names of all files of a bundle; nothing else in its folder is read."""
 _FORMAT = 1
 DAMAGES = LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError
-"Errors that the content of a damaged bundle can raise."
+"""Errors that the content of a damaged bundle can raise."""
 _UNFINISHED = ".unfinished"
-"Name of a file that marks a bundle being written."
+"""Name of a file that marks a bundle being written."""
 
 
 class Damaged(ValueError):

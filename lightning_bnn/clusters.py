@@ -23,7 +23,7 @@ from lightning_bnn.extras import needed
 __all__ = ["CLUSTERS", "Work", "run_here", "run_on_ray", "run_on_slurm"]
 
 Task = Callable[[Any, Callable[[], None]], None]
-"Does a job, and calls a given function periodically."
+"""Does a job, and calls a given function periodically."""
 
 _RETRIES = 3
 _POLL = 0.5

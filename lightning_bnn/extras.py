@@ -15,7 +15,7 @@ EXTRAS = {
     "submitit": ("submitit", "lightning_bnn[slurm]"),
     "torchvision": ("torchvision", "lightning_bnn[data]"),
 }
-"Package and install command, by module."
+"""Package and install command, by module."""
 
 
 def needed(title: str) -> AbstractContextManager[None]:

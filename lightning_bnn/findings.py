@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKER = ".lightning_bnn"
-"File with the command's name, in folders that it may overwrite."
+"""File with the command's name, in folders that it may overwrite."""
 
 
 @dataclass(frozen=True, repr=False)

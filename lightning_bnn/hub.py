@@ -201,7 +201,7 @@ def write_folder(
 
 
 Write = Callable[[Path, Mapping[str, str]], None]
-"Writes a bundle with texts to a folder."
+"""Writes a bundle with texts to a folder."""
 
 
 def _bundle_of(source: Any) -> tuple[str, str, Write]:

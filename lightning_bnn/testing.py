@@ -37,17 +37,17 @@ NAME, COUNT = "pretended", 2
 _CPU = torch.device("cpu")
 _MAY_MEET_ANY = "aten::copy_", "aten::_to_copy"
 _MAY_MEET_CPU = "aten::index.", "aten::index_put", "aten::_index_put"
-"Operations that GPUs, too, allow with tensors of other devices."
+"""Operations that GPUs, too, allow with tensors of other devices."""
 _LOWER = """addmm addmv addbmm baddbmm bmm mm mv matmul linear prelu conv1d conv2d conv3d
 convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention"""
 _SINGLE = """softmax log_softmax cross_entropy_loss nll_loss mse_loss kl_div layer_norm group_norm
 norm cumsum cumprod prod exp log log1p expm1 pow"""
-"Operations that autocast computes in lower, and in single precision."
+"""Operations that autocast computes in lower, and in single precision."""
 _AUTOCAST: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
 _libraries: list[torch.library.Library] = []
 _generators: list[torch.Generator] = []
 _places: dict[int, torch.device] = {}
-"Devices of generators by their addresses, since generators lose their class in calls."
+"""Devices of generators by their addresses, since generators lose their class in calls."""
 _tensor = torch.tensor
 _TorchGenerator: Any = torch.Generator
 _GeneratorKind: Any = type(torch.Generator)

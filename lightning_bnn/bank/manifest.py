@@ -74,10 +74,10 @@ class Manifest:
         check_file(path)
         content = path.read_bytes() if path.exists() else b""
         self._size, self._length, self._lines = len(content), _intact(content), 0
-        "Size of the file, and bytes and number of its complete entries."
+        """Size of the file, and bytes and number of its complete entries."""
         self._seen: tuple[int, ...] = ()
         self._left = 0
-        "Identity of the file when it was last read, and the number of networks it had then."
+        """Identity of the file when it was last read, and the number of networks it had then."""
         if self._length < self._size:
             _log.warning("%s ends in the middle of an entry, which is dropped.", path)
         for line in content[: self._length].splitlines(keepends=True):

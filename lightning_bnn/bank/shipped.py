@@ -13,7 +13,7 @@ from weightsym import MissingPackage
 
 _CARD = "card.yaml"
 _BANKS = ("mnist_optunets",)
-"Banks of the data distribution, whose names are known without it, too."
+"""Banks of the data distribution, whose names are known without it, too."""
 _INSTALL = "pip install lightning-bnn-data (in a clone: pip install -e ./bnn-data)"
 
 
@@ -32,7 +32,7 @@ def missing_data(title: str) -> MissingPackage:
 
     >>> print(missing_data("The reference 'sine'"))
     The reference 'sine' needs lightning-bnn-data: pip install lightning-bnn-data (in a clone: \
-    pip install -e ./bnn-data)
+pip install -e ./bnn-data)
 
     Args:
         title: name of the feature that needs them.

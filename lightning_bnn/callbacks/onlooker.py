@@ -28,9 +28,9 @@ class Onlooker(Callback):
     """
 
     _active = True
-    "Whether it is on; if not, its hooks do nothing."
+    """Whether it is on; if not, its hooks do nothing."""
     _inside = False
-    "Whether one of its hooks is running, which may call others."
+    """Whether one of its hooks is running, which may call others."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

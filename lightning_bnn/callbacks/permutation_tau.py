@@ -16,7 +16,7 @@ from weightsym.params import Params
 __all__ = ["PermutationTau"]
 
 _TOGETHER = 64
-"Largest number of steps between two sorts of the units."
+"""Largest number of steps between two sorts of the units."""
 
 
 class PermutationTau(SymmetryCallback):

@@ -14,7 +14,7 @@ from lightning_bnn.member_batch import MemberBatch
 
 _NAMES = "label", "target"
 _PLACES = 2
-"Largest number of dimensions of targets."
+"""Largest number of dimensions of targets."""
 
 
 class Seen(NamedTuple):

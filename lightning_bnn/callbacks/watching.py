@@ -45,9 +45,9 @@ class Network:
     symmetries: Symmetries
     inputs: Inputs
     left_out: tuple[str, ...] = ()
-    "Other modules with weights besides it."
+    """Other modules with weights besides it."""
     layout: tuple[Any, ...] = field(init=False)
-    "Its modules and tensors when its symmetries were found."
+    """Its modules and tensors when its symmetries were found."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", _layout(self.module, self.weights()))
@@ -277,7 +277,7 @@ class SymmetryCallback(Onlooker):
     """
 
     kept: Mapping[str, Callable[[], Any]] = {"history": list}
-    "Attributes in checkpoints, each with a function that makes its initial value."
+    """Attributes in checkpoints, each with a function that makes its initial value."""
     history: list[tuple[int, list[float]]]
 
     def __init__(

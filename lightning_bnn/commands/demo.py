@@ -48,14 +48,14 @@ METHODS = {
     "laplace": "Laplace",
     "sghmc": "SGHMC",
 }
-"Titles of the demo's posteriors by name; the preset of each is ``demo_`` and its name."
+"""Titles of the demo's posteriors by name; the preset of each is ``demo_`` and its name."""
 REFERENCE = "reference"
 SAMPLED = "hmc"
-"The other reference: eight chains that sample the posterior."
+"""The other reference: eight chains that sample the posterior."""
 SECOND = ("swag", "sghmc", SAMPLED)
-"Jobs of a second process, which take half of the time."
+"""Jobs of a second process, which take half of the time."""
 _SAMPLES = 50
-"Number of networks of every mode that are compared."
+"""Number of networks of every mode that are compared."""
 
 
 def demo(

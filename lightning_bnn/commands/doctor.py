@@ -24,7 +24,7 @@ from weightsym.files import read_settings
 from weightsym.params import Params, check_count
 
 FAULTY = 3
-"Exit code if there is a fault. 2 means a mistake of the user, 1 a crash."
+"""Exit code if there is a fault. 2 means a mistake of the user, 1 a crash."""
 _TRAINING, _HELD_OUT = 512, 2000
 
 

@@ -30,9 +30,9 @@ from lightning_bnn.tables import Cell, Measured, Table
 from weightsym.files import read_json
 
 LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
-"Distances of a method's law to the reference, by the space of the comparison."
+"""Distances of a method's law to the reference, by the space of the comparison."""
 HALVES = "half of the reference"
-"Name of the row for values that are indistinguishable from the reference."
+"""Name of the row for values that are indistinguishable from the reference."""
 _QUALITIES = ("acc", "rmse", "nll", "nll_moments", "crps", "ece", "cover90", "width90", "calib")
 _NOTE = (
     "Laws: MMD² x 100 between the networks of a method, over runs and draws, and draws of the "
@@ -49,7 +49,7 @@ UNKNOWN = Measured(math.nan)
 
 
 _OF_A_CHAIN = 60
-"Number of networks per chain of a reference that are compared."
+"""Number of networks per chain of a reference that are compared."""
 _MAY_HAVE_SEEN = " It may have seen examples that it is judged by."
 
 

@@ -179,7 +179,7 @@ def _report(target: CheckpointBank, parts: Sequence[Part], trained: bool) -> str
 # ------------------------------------------------------------ settings
 _MEMBERS = "model.init_args.members"
 _BEGUN = ("networks.bin", "parts/*/part.json", "parts/*/checkpoints/*.ckpt")
-"Files that are not removed when the configuration changes: networks and checkpoints."
+"""Files that are not removed when the configuration changes: networks and checkpoints."""
 
 
 def population_settings(path: Path, change: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class CropFlip:
 
 
 AT_ONCE = 2**16
-"Number of entries that stay in the cache between operations."
+"""Number of entries that stay in the cache between operations."""
 
 
 def normalise(

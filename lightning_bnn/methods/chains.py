@@ -24,7 +24,7 @@ from weightsym.params import Params, check_count, check_memory, keyed_generator,
 __all__ = ["Keeping"]
 
 _MOST = 10
-"Factor over the requested variance of energy errors, above which the user is warned."
+"""Factor over the requested variance of energy errors, above which the user is warned."""
 
 
 class Chains(Networks):

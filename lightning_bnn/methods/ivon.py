@@ -24,9 +24,9 @@ from weightsym.params import Params, check_not_negative
 __all__ = ["VariationalOnlineNewton"]
 
 _UNTIL_TRAINED = 0.01
-"Standard deviation until an optimizer is known."
+"""Standard deviation until an optimizer is known."""
 _LEAST_CHANGE = 0.5
-"Least length of a run, in time constants of the curvature."
+"""Least length of a run, in time constants of the curvature."""
 
 
 class Curvatures(Means):

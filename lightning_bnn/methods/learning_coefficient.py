@@ -41,9 +41,9 @@ Loss = Callable[[Any, Tensor], Tensor]
 __all__ = ["CoefficientEstimate", "learning_coefficient"]
 
 _EVALUATIONS = 100
-"Evaluations on all the data by every chain, where gradients are those of minibatches."
+"""Evaluations on all the data by every chain, where gradients are those of minibatches."""
 _TANGENTS = 10_000_000
-"Largest number of entries in the tangents of an orbit whose rank is computed."
+"""Largest number of entries in the tangents of an orbit whose rank is computed."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ class Purpose:
 
 
 AS_IT_IS = Purpose()
-"No particular purpose: the posterior itself, with all its networks."
+"""No particular purpose: the posterior itself, with all its networks."""
 
 
 class State(nn.Module, ABC):
@@ -73,7 +73,8 @@ class State(nn.Module, ABC):
 
     divergence: Divergence | None = None
     lacks: str = ""
-    "Name of the missing part of the posterior, which consists of the members until it is there."
+    """Name of the missing part of the posterior, which consists of the members until it is there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,22 +205,20 @@ class Method(ABC):
     """
 
     name: ClassVar[str] = ""
-    "Name in messages and of the LightningModule; by default that of the class."
+    """Name in messages and of the LightningModule; by default that of the class."""
     prior: Any = None
-    "The prior over weights, a module, if the method has one."
+    """The prior over weights, a module, if the method has one."""
     temperature: float | None = None
-    "T of the tempered posterior; None leaves it to the optimizer, which uses 1 by default."
+    """T of the tempered posterior; None leaves it to the optimizer, which uses 1 by default."""
     trains = True
     """Whether there is anything to train."""
     keeps_networks = False
-    (
-        "Whether the posterior is made during the run, of its weights, or around the "
-        "weights at its end."
-    )
+    """Whether the posterior is made during the run, of its weights, or around the weights at its
+    end."""
     unfitted = ""
-    "What is evaluated, even of a single member, if nothing has been trained or loaded."
+    """What is evaluated, even of a single member, if nothing has been trained or loaded."""
     refreshes_statistics = False
-    "Whether drawn networks need BatchNorm statistics of their own."
+    """Whether drawn networks need BatchNorm statistics of their own."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -313,7 +312,7 @@ class Samples(Protocol):
     """
 
     keeping: Any
-    "Schedule and storage of the collected networks, see `Keeping`."
+    """Schedule and storage of the collected networks, see `Keeping`."""
 
 
 @runtime_checkable

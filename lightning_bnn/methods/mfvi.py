@@ -137,7 +137,7 @@ Initialisation = Literal["network", "blitz"]
 KL = Literal["closed", "sampled"]
 _LOG_2PI = math.log(2 * math.pi)
 _UNTIL_CHOSEN = 0.01
-"Initial standard deviations until a race has chosen them."
+"""Initial standard deviations until a race has chosen them."""
 
 
 class Means(State):

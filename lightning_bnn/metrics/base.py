@@ -32,7 +32,7 @@ class ExactMetric(Metric):
     is_differentiable = False
     full_state_update = False
     family = ""
-    "Name shared by classes with the same updates, by default that of the class."
+    """Name shared by classes with the same updates, by default that of the class."""
 
     def __init__(self, *options: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -211,7 +211,7 @@ class _BesideReference(PredictionMean):
 
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
     of_each: ClassVar[Any]
-    "Computes the number of every example from two predictions, and whether they are logits."
+    """Computes the number of every example from two predictions, and whether they are logits."""
 
     def update(self, probs: Tensor, reference: Tensor) -> None:
         """Add a batch of mean predictions and the reference's for the same examples."""

@@ -22,9 +22,9 @@ __all__ = [
 ]  # fmt: skip
 
 LEAST = 8
-"Smallest number of networks of a chain for any diagnostics."
+"""Smallest number of networks of a chain for any diagnostics."""
 _RESOLUTION = 1e-15
-"Smallest difference between numbers that are not constant, as in arviz."
+"""Smallest difference between numbers that are not constant, as in arviz."""
 
 
 def rhat(draws: Draws) -> Tensor:

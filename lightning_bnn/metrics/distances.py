@@ -18,7 +18,7 @@ from torch.nn import functional
 _COLUMNS = 256
 _SHORTEST_PIECE = 16
 _BANDS = 4
-"Distances of a symmetric matrix, computed to the right of its diagonal only."
+"""Distances of a symmetric matrix, computed to the right of its diagonal only."""
 
 
 class Distances(NamedTuple):

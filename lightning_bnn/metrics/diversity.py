@@ -27,7 +27,7 @@ __all__ = [
 
 Component = Literal["epistemic", "total", "expected"]
 _CHUNK = (2**16, 2**26)
-"Entries per chunk in the comparison of pairs: on a CPU, on a GPU."
+"""Entries per chunk in the comparison of pairs: on a CPU, on a GPU."""
 
 
 class Uncertainty(NamedTuple):

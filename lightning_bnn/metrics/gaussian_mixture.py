@@ -19,9 +19,9 @@ __all__ = ["mixture_nll"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _AT_ONCE = 2**20
-"Largest number of entries in memory at a time."
+"""Largest number of entries in memory at a time."""
 _STEPS, _PRECISION = 200, 4 * torch.finfo(torch.float64).eps
-"More steps than bisecting any bracket of float64 numbers of one magnitude takes."
+"""More steps than bisecting any bracket of float64 numbers of one magnitude takes."""
 
 Components = Float[Tensor, "samples *shape"]
 Values = Float[Tensor, "*shape"]

@@ -27,7 +27,7 @@ __all__ = ["KernelGrid"]
 
 _CHUNK = 2**22
 _PARTS = 20
-"Largest number of parts that the jackknife leaves out in turn."
+"""Largest number of parts that the jackknife leaves out in turn."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ Networks = Float[Tensor, "samples *examples"]
 References = Float[Tensor, "others *examples"]
 Targets = Float[Tensor, "*examples"]
 _SAMPLES = 200
-"Largest number of networks compared pair by pair."
+"""Largest number of networks compared pair by pair."""
 _LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
 
 

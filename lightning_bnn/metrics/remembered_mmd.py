@@ -151,7 +151,7 @@ class Transformed:
 
 
 STACKS = dict, list, tuple, nn.ModuleList
-"Types that `weightsym.params.stack` accepts."
+"""Types that `weightsym.params.stack` accepts."""
 
 
 def as_source(

@@ -21,7 +21,7 @@ IsOOD = Shaped[Tensor, " ..."]
 Draws = Float[Tensor, "chains samples *numbers"]
 Number = Float64[Tensor, ""]
 SUM_TOLERANCE = 1e-2
-"Tolerance for sums of rows of bfloat16 probabilities, which logits hardly ever meet."
+"""Tolerance for sums of rows of bfloat16 probabilities, which logits hardly ever meet."""
 _ENSEMBLE = (
     "The prediction of an ensemble is the mean of its probabilities, `probs.mean(0)` "
     "(of logits, `logits.softmax(-1).mean(0)`)."

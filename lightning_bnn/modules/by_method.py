@@ -128,7 +128,7 @@ def _parameters_of(method: type[Method], defaults: dict[str, Any]) -> Iterator[P
 
 
 _WITHOUT_TRAINING = "network", "likelihood", "eval_samples", "seed"
-"Arguments of `Bayesian` that have an effect where nothing is trained."
+"""Arguments of `Bayesian` that have an effect where nothing is trained."""
 
 
 def _fields_of(cls: Any, instance: Any = None) -> Iterator[Parameter]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import Bayesian
 
 NOTES = "lightning_bnn"
-"Key of our notes in a checkpoint."
+"""Key of our notes in a checkpoint."""
 
 
 def notes_of(module: Bayesian) -> dict[str, Any]:

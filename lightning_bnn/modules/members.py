@@ -125,7 +125,8 @@ class Members:
 
 # ------------------------------------------------------------ weights unlike those that are drawn
 _FACTOR, _NUMBERS = 1.5, 64
-"Factor between clearly different standard deviations, for tensors of at least this many entries."
+"""Factor between clearly different standard deviations, for tensors of at least this many entries.
+"""
 
 
 def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params) -> None:
@@ -185,9 +186,9 @@ def _logits_of(network: nn.Module, inputs: Any, outputs: Any) -> Any:
 
 # ------------------------------------------------------------ fixed weights
 _OF_EACH = 64
-"Entries of a fixed weight that identify it, at least."
+"""Entries of a fixed weight that identify it, at least."""
 _FIXED = "_fixed_weights"
-"Attribute of a template with the names of its fixed weights, which are buffers."
+"""Attribute of a template with the names of its fixed weights, which are buffers."""
 
 
 def fixed_names(template: nn.Module) -> set[str]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lightning_bnn.modules.bayesian import Bayesian
 
 _GIVEN = list | tuple | range
-"Attribute names of loaders that hold examples or batches instead of a sampler."
+"""Attribute names of loaders that hold examples or batches instead of a sampler."""
 
 
 class Data:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 TEXT, TITLE = 10.5, 11.0
 """Points of letters."""
 CARD = (4.0, 2.5)
-"Inches of a single panel: on a TensorBoard card, 340 pixels wide, letters have twelve pixels."
+"""Inches of a single panel: on a TensorBoard card, 340 pixels wide, letters have twelve pixels."""
 WIDTH = 2.9
-"Inches of a panel beside others: two of them are legible on a phone."
+"""Inches of a panel beside others: two of them are legible on a phone."""
 MARKERS = "osD^vPX<>*"
 _MOST = 12
 _LOOK: dict[str, Any] = {
@@ -24,17 +24,17 @@ _LOOK: dict[str, Any] = {
 }  # fmt: skip
 """Of legends."""
 _BELOW = 0.5
-"Inches from axes to their legend, with ticks and a label in between."
+"""Inches from axes to their legend, with ticks and a label in between."""
 _ALONG, _UP = 2.3, 1.9
 """Inches of a panel's axes, which labels do not exceed."""
 _ALONG_CARD, _UP_CARD = 3.4, 1.2
-"Height of a single panel, with a title and two rows of a legend."
+"""Height of a single panel, with a title and two rows of a legend."""
 _LEADER, _LETTERS = 1.05, 0.17
-"Shares of axes: where names at the ends of lines begin, and their distance."
+"""Shares of axes: where names at the ends of lines begin, and their distance."""
 _ROW = 0.22
 """Inches of a row of a legend."""
 _HANDLE, _BESIDE = 0.5, 0.6
-"Inches that a legend needs besides its text, alone and beside other columns."
+"""Inches that a legend needs besides its text, alone and beside other columns."""
 
 
 def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:

@@ -17,7 +17,7 @@ _FLOOR = "noise floor"
 _LINE = 0.34
 """Inches of a name's line."""
 Numbers = Sequence[tuple[float, float]]
-"Value and error of every name."
+"""Value and error of every name."""
 
 
 def dots_figure(

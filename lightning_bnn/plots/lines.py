@@ -19,10 +19,10 @@ __all__ = ["Line", "lines_figure"]
 
 Log = Literal["", "x", "y", "xy"]
 _TICKS = 6
-"Largest number of values that are all ticks of a logarithmic axis."
+"""Largest number of values that are all ticks of a logarithmic axis."""
 _WIDTH = 1.8
 _APART, _PANEL = 3.5, 150.0
-"Points between the error bars of two curves, at most, and across a panel."
+"""Points between the error bars of two curves, at most, and across a panel."""
 
 
 class Line(NamedTuple):
@@ -198,8 +198,8 @@ def _joined(tensors: Iterable[Tensor]) -> Tensor:
 
 
 _STRIPE = 2.4
-"Length of a stripe in line widths."
+"""Length of a stripe in line widths."""
 _CLOSE, _LONG = 0.012, 0.08
-"Shares of a panel: distance and length at which curves cover each other."
+"""Shares of a panel: distance and length at which curves cover each other."""
 FEW = 13
-"Largest number of points with markers; such curves overlap if all points do."
+"""Largest number of points with markers; such curves overlap if all points do."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["hexbin_figure", "histograms_figure", "scatter_figure"]
 
 _MANY = 200
-"Number of points above which markers are too dense."
+"""Number of points above which markers are too dense."""
 
 
 def hexbin_figure(

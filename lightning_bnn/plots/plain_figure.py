@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 _OF_AXES = (r"$\mathdefault", r"$\times\mathdefault")
-"Prefixes of formulas in ticks and offsets."
+"""Prefixes of formulas in ticks and offsets."""
 
 
 class PlainFigure(Figure):

@@ -56,7 +56,7 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
 
 
 _NAMED = 6
-"Largest number of curves that all have names."
+"""Largest number of curves that all have names."""
 
 
 def _marker(steps: Sequence[int]) -> str | None:
@@ -160,7 +160,7 @@ def chains_figure(
 
 
 _VALUES = {"function": "prediction", "weights": "weight", "canonical": "canonical weight"}
-"Names of the compared numbers in each space."
+"""Names of the compared numbers in each space."""
 
 
 def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
@@ -176,7 +176,7 @@ def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
 
 
 _SPACES = ("black", "tab:brown", "tab:pink")
-"Colours that no chain has, if there are few chains."
+"""Colours that no chain has, if there are few chains."""
 
 
 def gaussians_figure(

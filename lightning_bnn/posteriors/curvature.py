@@ -34,7 +34,7 @@ from weightsym.params import Params, check_memory, first_line, precise
 
 Structure = Literal["full", "kron", "diag"]
 _LARGEST = 20_000
-"Largest number of weights of a full matrix, whose eigenvectors take 3 GB."
+"""Largest number of weights of a full matrix, whose eigenvectors take 3 GB."""
 
 
 def last_layer_name(model: nn.Module) -> str:

@@ -40,7 +40,7 @@ _NO_MASKS = {
 }
 _ATTENTION = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 ACTIVE: frozenset[Any] = frozenset((F.dropout, *_BY_CHANNEL, *_NO_MASKS))
-"Functions with an argument ``training`` that switches their dropout on."
+"""Functions with an argument ``training`` that switches their dropout on."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lightning_bnn.posteriors.laplace import CurvatureBlock
 from weightsym.params import check_memory
 
 _BYTES = 2**24
-"Size of the gradients in memory at a time, apart from those of a single column."
+"""Size of the gradients in memory at a time, apart from those of a single column."""
 
 
 def without_factors(model: nn.Module) -> list[str]:

@@ -33,9 +33,9 @@ __all__ = ["LaplaceGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
 _LARGEST_ROOT = 2**27
-"Largest root of a covariance, in bytes, that is stored between draws."
+"""Largest root of a covariance, in bytes, that is stored between draws."""
 _LARGEST_LAYERS = 2**30
-"Largest size of drawn last layers, in bytes."
+"""Largest size of drawn last layers, in bytes."""
 Prediction = Literal["linearised", "network"]
 
 

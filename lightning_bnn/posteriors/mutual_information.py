@@ -24,10 +24,10 @@ from weightsym.params import Params, precise, widest
 
 Bound = Callable[[Tensor], Tensor]
 _NEGLIGIBLE = 60.0
-"Exponent of the density, relative to their own, below which units cannot be confused."
+"""Exponent of the density, relative to their own, below which units cannot be confused."""
 _ROUNDING = 1e-5
 _MULTIPLE = 16
-"Padding of columns with which products of matrices are faster by half."
+"""Padding of columns with which products of matrices are faster by half."""
 
 
 class Sampled(NamedTuple):
@@ -245,7 +245,7 @@ def _log_density(weights: Params, sampled: Sampled, names: Sequence[str]) -> Ten
 
 
 _SINGLE = 1e5
-"Largest squares to sum in float32, with a rounding error below 0.01."
+"""Largest squares to sum in float32, with a rounding error below 0.01."""
 
 
 class Rows(NamedTuple):

@@ -29,7 +29,7 @@ from weightsym.params import precise
 
 _EXACT_UP_TO = 14
 _SAFE = 200
-"Largest exponent whose sums stay in the range of float64."
+"""Largest exponent whose sums stay in the range of float64."""
 _TOLERANCE, _LEAST = 1e-12, 1e-100
 _QUICK_FROM, _QUICK_SHARE, _QUICK_TOLERANCE = 32, 0.9, 1e-6
 """Rows from which float32 pays, the largest share that it can tell from one, and its precision."""

@@ -193,7 +193,7 @@ _ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
     "prec": lambda prec: _normal(prec[0], precision_matrix=prec).scale_tril,
     "L_factor": lambda flat: _lower(flat),
 }
-"Names of fields with roots of covariances (vectors if diagonal), by class of states."
+"""Names of fields with roots of covariances (vectors if diagonal), by class of states."""
 
 
 def _is_state(source: Any) -> bool:

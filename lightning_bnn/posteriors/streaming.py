@@ -20,7 +20,7 @@ __all__ = ["stream_predictions"]
 
 _BYTES = 8
 _AT_ONCE = 64
-"Number of networks that predict together, without pairs."
+"""Number of networks that predict together, without pairs."""
 
 
 class StreamedPredictions(NamedTuple):

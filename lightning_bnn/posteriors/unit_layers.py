@@ -15,9 +15,9 @@ from weightsym import PermutationGroup, Symmetries
 from weightsym.params import Params
 
 _SCREEN = 64
-"Number of weights of each tensor that distinguish most units."
+"""Number of weights of each tensor that distinguish most units."""
 _ASKED = 64
-"Number of units that suffice to find these weights."
+"""Number of units that suffice to find these weights."""
 
 
 @dataclass(frozen=True, eq=False)

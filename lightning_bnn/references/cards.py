@@ -13,7 +13,7 @@ from lightning_bnn.tables import Measured
 from weightsym.files import json_text, parse_json, write_whole
 
 _SEEDS = 3
-"Number of other seeds with which a gold reference must have been sampled again."
+"""Number of other seeds with which a gold reference must have been sampled again."""
 
 
 @dataclass(frozen=True)

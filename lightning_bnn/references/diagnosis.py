@@ -23,7 +23,7 @@ from weightsym import params as P
 from weightsym.params import Params
 
 SPACES = {"function": "predictions", "canonical": "canonical weights", "weights": "raw weights"}
-"The spaces in which chains are compared, and their names in tables."
+"""The spaces in which chains are compared, and their names in tables."""
 CHAINS, EFFECTIVE, ERRORS = 4, 400, 3
 """What gold needs at least: chains, effective draws; and at most: errors of a law above zero.
 
@@ -31,7 +31,7 @@ Three, as a card has a dozen laws; one below zero says nothing against it, since
 """
 _LAWS = {"law": "law", "ns_law": "law without symmetries", "f_law": "law of functions"}
 _POINTS, _COMPARED = 100, 60
-"Test inputs, and networks per chain, whose laws are compared."
+"""Test inputs, and networks per chain, whose laws are compared."""
 
 
 @dataclass(frozen=True)

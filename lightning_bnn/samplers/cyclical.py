@@ -13,7 +13,7 @@ from weightsym.params import check_count, check_fraction, check_integer
 __all__ = ["CyclicalSchedule", "interval_of", "parts_of"]
 
 _OF_STEPS = (OneCycleLR, CyclicLR)
-"Schedules that torch intends to step after every batch."
+"""Schedules that torch intends to step after every batch."""
 
 
 class CyclicalSchedule(LRScheduler):

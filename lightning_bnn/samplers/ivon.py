@@ -67,12 +67,12 @@ class IVON(Tempered):
     """
 
     draws_itself = True
-    "Whether `step` draws weights for its closure."
+    """Whether `step` draws weights for its closure."""
     certain: Collection[Tensor] = ()
-    "Parameters without a distribution, updated as by SGD with momentum."
+    """Parameters without a distribution, updated as by SGD with momentum."""
     _zeroed = True
     _observed: dict[Tensor, Tensor] | None = None
-    "Unclipped gradients times offsets, if the gradients may have been clipped since."
+    """Unclipped gradients times offsets, if the gradients may have been clipped since."""
 
     def __init__(
         self,

@@ -36,9 +36,9 @@ from weightsym.params import (
 __all__ = ["MCLMC"]
 
 _SIZES_ONLY, _WITH_SPREAD = 0.8, 0.9
-"Fractions of the adaptation after which the spread of weights, and then a trace, is recorded."
+"""Fractions of the adaptation after which the spread of weights, and then a trace, is recorded."""
 _TRACED = 128
-"Number of weights that determine the length of memory."
+"""Number of weights that determine the length of memory."""
 _LEAST_TRACE = 16
 
 
@@ -240,7 +240,7 @@ class MCLMC(TunedSteps, EnergySampler):
 
 
 _B = 0.1931833275037836
-"Coefficient of the second-order splitting with the least error."
+"""Coefficient of the second-order splitting with the least error."""
 
 
 class Place(NamedTuple):

@@ -20,7 +20,7 @@ from weightsym.params import Params, check_positive
 __all__ = ["OrbitMoves"]
 
 _SLICES = 3
-"Successive draws of every scale: after one, a scale still depends on its old value."
+"""Successive draws of every scale: after one, a scale still depends on its old value."""
 
 
 class OrbitMoves:

@@ -32,7 +32,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "energy_variance": check_positive,
     "length": partial(check_positive, optional=True),
 }
-"Conditions on settings that several samplers share, by name."
+"""Conditions on settings that several samplers share, by name."""
 
 
 class Sampler(torch.optim.Optimizer):

@@ -34,11 +34,12 @@ _RATE, _FLOOR, _NOISY = 0.01, 0.1, 0.01
 """Of the averages of gradients; of the least deviation, in units of the median of those that are
 larger than a part of the largest."""
 _DESCENT = 5e-3
-"Initial rate of Adam."
+"""Initial rate of Adam."""
 _QUIET = 0.5
-"Fraction of the weights without noise above which the user is warned."
+"""Fraction of the weights without noise above which the user is warned."""
 _SCALES_AND_SIZES = 0.7
-"Fraction of the adaptation in which scales are learned; the rest measures the spread of weights."
+"""Fraction of the adaptation in which scales are learned; the rest measures the spread of weights.
+"""
 
 
 class SMILE(TunedSteps, Langevin):

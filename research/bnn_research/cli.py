@@ -30,7 +30,7 @@ REFERENCES = {
 """References, published results and presets."""
 EVERY = {**STUDIES, **REFERENCES}
 _ELSEWHERE = {"reference": "references.sampling", "posteriordb": "references.posteriordb"}
-"Commands whose functions are in files of other names."
+"""Commands whose functions are in files of other names."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -26,7 +26,7 @@ from weightsym.params import Params, keyed_generator
 
 KINDS = ("networks", "q_d", "q_r", "q_r joint")
 _SETS = 10
-"Number of sets of draws whose numbers are averaged: single sets differ by some points."
+"""Number of sets of draws whose numbers are averaged: single sets differ by some points."""
 _KEPT = (100, 90, 80, 70, 60, 50, 40, 30, 20, 10, 5, 1)
 
 

@@ -38,7 +38,7 @@ _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
 """Numbers of the test."""
 _HIGH_IS_GOOD = ("acc",)
 _TUNING = 100
-"First of the seeds for the choice of settings."
+"""First of the seeds for the choice of settings."""
 _NOTE = (
     "Mean and standard deviation over the seeds that did not fail. Laws: MMD² x 100 between the "
     "networks of a method and draws of the posterior, by what they predict, without symmetries "
@@ -87,7 +87,7 @@ class Outcome:
 
 
 Board = Mapping[str, Outcome]
-"Outcomes by title of the method, for one reference and budget."
+"""Outcomes by title of the method, for one reference and budget."""
 Boards = Mapping[tuple[str, int], Board]
 """By reference and budget."""
 

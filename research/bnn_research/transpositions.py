@@ -26,7 +26,7 @@ from weightsym import transpositions as count_swaps
 from weightsym.params import Params, keyed_generator
 
 Pairs = Mapping[int, Mapping[str, float]]
-"Measurements on pairs of networks, by epoch or by the initial number of swaps."
+"""Measurements on pairs of networks, by epoch or by the initial number of swaps."""
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,13 @@ TABLES = (
     "yacht", "energy", "concrete", "wine-quality-red", "kin8nm", "power-plant",
     "naval-propulsion-plant", "protein-tertiary-structure")  # fmt: skip
 _WIDER = {"protein-tertiary-structure": 100}
-"Number of hidden units by table, if not 50."
+"""Number of hidden units by table, if not 50."""
 _WIDTHS = 1.0, 2.0, 4.0
-"Candidates for the standard deviation of the prior."
+"""Candidates for the standard deviation of the prior."""
 FACTORS = [2 ** (k / 4) for k in range(-20, 17)]
-"Candidates for the factor of the noise, from 1/32 so that none is at an end."
+"""Candidates for the factor of the noise, from 1/32 so that none is at an end."""
 _LARGE = 2000
-"Number of training rows above which runs take twice as many steps, without full-data methods."
+"""Number of training rows above which runs take twice as many steps, without full-data methods."""
 SCALES = {
     "full": stacks.Budget(steps=2000, batch_size=64, transitions=100, draws=100),
     "quick": stacks.Budget(steps=40, batch_size=64, transitions=8, draws=10),
@@ -50,9 +50,9 @@ _TITLE = "UCI regression on the published splits"
 _NOTE = "Mean and standard error over the splits, in the units of the targets."
 
 Scores = Sequence[Mapping[str, Any]]
-"Numbers of all splits: settings, ``rmse`` and ``ll``."
+"""Numbers of all splits: settings, ``rmse`` and ``ll``."""
 Results = Mapping[tuple[str, str], Scores]
-"Numbers by table and method."
+"""Numbers by table and method."""
 
 
 def uci(

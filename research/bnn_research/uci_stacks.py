@@ -27,7 +27,7 @@ _LIKELIHOOD = Gaussian("heteroscedastic")
 _NOISE = -2.0, 3.0
 """Centre and width of the prior over the noise, before the softplus, in units of the targets."""
 _HELD_OUT = 0.2
-"Fraction of the training rows for the choice of settings."
+"""Fraction of the training rows for the choice of settings."""
 
 
 # ------------------------------------------------------------ data

@@ -120,7 +120,7 @@ def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path, caplog)
             ("tensors", {"w": ["float32", shape, True]}, "Line 1 of .* is damaged")
             for shape in ([2**80], [2**62, 4], [0, 2**62, 2**62], [10**400], [-1], [0.5], "22", 3)
         ),
-        *(("bank", version, f"has format {version}, this version") for version in (0, 1, 99)),
+        *(("bank", version, f"has format {version}, but this version") for version in (0, 1, 99)),
     ):
         first, *others = unsigned(manifest)
         restore(tmp_path, {**files, "manifest.jsonl": signed([{**first, name: value}, *others])})

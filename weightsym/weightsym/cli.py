@@ -20,7 +20,7 @@ COMMANDS = {
 }
 """Commands, whose functions live in ``commands/<name>.py``."""
 _SEVERAL = {"sources": str, "weights": float}
-"Arguments with several words."
+"""Arguments with several words."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ class Script:
     program = "weightsym"  # with underscores this is the name of the package
     commands: Mapping[str, str] = COMMANDS
     resumed: Collection[str] = ()
-    "Commands that continue from their last checkpoint."
+    """Commands that continue from their last checkpoint."""
 
     def module_of(self, name: str) -> str:
         """Return the module of a command."""

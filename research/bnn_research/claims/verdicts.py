@@ -47,7 +47,7 @@ class Number:
 
 
 Numbers = Mapping[str, Number]
-'Numbers by the text of the wildcards in their row and column; "" without wildcards.'
+"""Numbers by the text of the wildcards in their row and column; "" without wildcards."""
 
 
 def over_seeds(values: Sequence[float | int]) -> Number:
@@ -187,7 +187,7 @@ def _float(value: float | int | None) -> float:
 
 
 Answer = bool | None
-"True, False, or None if within the errors."
+"""True, False, or None if within the errors."""
 
 
 @dataclass(frozen=True)

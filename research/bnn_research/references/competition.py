@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _ROUNDED = 1e-3
-"Tolerance of the sum of probabilities in a file."
+"""Tolerance of the sum of probabilities in a file."""
 
 
 def read_competition(path: str | os.PathLike[str]) -> Tensor:

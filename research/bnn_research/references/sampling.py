@@ -33,7 +33,7 @@ from weightsym import did_you_mean
 
 _PREFIX = "reference_"
 _LARGE = 3 * 2**20
-"Size in bytes above which draws are stored in half precision."
+"""Size in bytes above which draws are stored in half precision."""
 
 
 def reference(
@@ -129,7 +129,7 @@ _DRAWS = "draws: Apache 2.0"
 _OF_UCI = {
     "Airfoil": "C5VW2C", "Concrete": "C5PK67", "Energy": "C51307", "Yacht": "C5XG7R",
 }  # fmt: skip
-"Tables under CC BY 4.0, and their sources."
+"""Tables under CC BY 4.0, and their sources."""
 _OTHERS = {
     "Digits": f"data: those of scikit-learn, https://doi.org/10.24432/C50P49; {_DRAWS}",
     "NoisySine": "Apache 2.0, data and draws",

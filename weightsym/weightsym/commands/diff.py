@@ -32,7 +32,7 @@ EXIT_CODES: Mapping[Verdict, int] = {
     "independent": 4,
     "cannot be told": 5,
 }
-"Exit codes of the command. 2 means a mistake of the user, 1 a crash."
+"""Exit codes of the command. 2 means a mistake of the user, 1 a crash."""
 _SAME_OUTPUTS = 2e-3
 _GAIN = 25  # of relative errors, from weights to outputs
 _ARITHMETIC = 2e-6  # of symmetries that act in float32

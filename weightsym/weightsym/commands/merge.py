@@ -37,12 +37,12 @@ _SETTINGS = (
     "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
     "hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_name",
 )  # fmt: skip
-"Entries of a checkpoint that an average retains."
+"""Entries of a checkpoint that an average retains."""
 _HALF = (torch.float16, torch.bfloat16)
 _AT_ONCE = 2**24
-"Number of entries of a tensor, of all networks together, that are averaged at once."
+"""Number of entries of a tensor, of all networks together, that are averaged at once."""
 _LARGE = 2**27
-"Number of entries of all networks above which they stay on disk, and are matched in pairs."
+"""Number of entries of all networks above which they stay on disk, and are matched in pairs."""
 
 
 def merge(

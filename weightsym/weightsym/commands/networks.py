@@ -34,7 +34,7 @@ from weightsym.params import Params
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
 _TOKENS_SEEN = 61
-"Number of tokens of a longer table for the search of symmetries."
+"""Number of tokens of a longer table for the search of symmetries."""
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 
 

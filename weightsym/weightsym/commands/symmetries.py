@@ -18,7 +18,7 @@ from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.stored import has_weights, is_hugging_face
 
 _LARGE = 2**27
-"Number of weights above which those in files stay there, and their mass is not computed."
+"""Number of weights above which those in files stay there, and their mass is not computed."""
 
 
 def symmetries(

@@ -31,9 +31,9 @@ from weightsym.forms.mass_problem import Posynomial
 _LARGEST = 40_000  # entries of the Hessians of all members together that are solved as they are
 _MOST = 100  # products for a direction as long as terms may be on their way to zero
 _ROUGHEST = 0.1
-"Residual of the gradient that a direction by conjugate gradients may leave."
+"""Residual of the gradient that a direction by conjugate gradients may leave."""
 _FLAT = 1e-15
-"Share of the curvature, relative to independent scales, that is rounding."
+"""Share of the curvature, relative to independent scales, that is rounding."""
 
 
 class Balanced(NamedTuple):

@@ -23,7 +23,7 @@ _ROUNDING = 64  # units in the last place
 _TINY = 1e-6  # of the largest weight of a tensor: what rotations leave of zero
 _NEGATIVE = -1
 Equation = frozenset[int]
-"Units whose signs have a positive product, or a negative one if `_NEGATIVE` is among them."
+"""Units whose signs have a positive product, or a negative one if `_NEGATIVE` is among them."""
 
 
 def joint_signs(params: Params, sym: Symmetries) -> list[Tensor]:
