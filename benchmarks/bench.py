@@ -30,12 +30,10 @@ RUNS = {
     "callbacks_steps": "callbacks.py steps",
     "discovery": "discovery.py",
     "population": "population.py",
-    "own_batches": "own_batches.py",
     "samplers_steps": "samplers.py steps",
     "samplers_chains": "samplers.py chains --repeats 3",
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
-    "growth": "growth.py",
     "doctor": "doctor.py --seeds 1",
 }
 """What writes each file; a row of `tables.py` shows it."""

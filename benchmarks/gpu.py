@@ -28,7 +28,6 @@ PYTEST += " tests/fast/test_graphs.py"
 STEPS = {
     "tests": (PYTEST, 120),
     **{f"populations{k}": (f"gpu_populations.py --case {k}", 150) for k in (1, 2, 0)},
-    "chains": ("gpu_chains.py", 40),
     "callbacks": ("callbacks.py steps", 40),
     "vi": ("vi.py steps", 40),
     "samplers": ("samplers.py steps", 40),
@@ -43,7 +42,7 @@ QUICK = {
     "mmd": "--features 500", "vi": "--repeats 3", "samplers": "--repeats 3",
     "callbacks": "--repeats 11 --batch 8",
 }  # fmt: skip
-HAVE_QUICK = ("gpu_populations.py", "gpu_chains.py")
+HAVE_QUICK = ("gpu_populations.py",)
 
 
 @dataclass

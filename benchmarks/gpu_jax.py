@@ -1,7 +1,4 @@
-"""Sequential networks of torch in JAX: trained by `vmap` and `jit`, sampled by blackjax.
-
-Used by `gpu_populations.py` and `gpu_chains.py`.
-"""
+"""Sequential networks of torch in JAX, trained by `vmap` and `jit`, for `gpu_populations.py`."""
 
 import functools
 
@@ -98,40 +95,3 @@ def scanned(network, stack):
 
     step.wait, step.steps = lambda: jax.block_until_ready(box[0]), steps
     return step, lambda: _weights(box, stack)
-
-
-def chains(network, stack, x, y, settings):
-    """Transitions of blackjax's HMC, and the acceptance of the last ones."""
-    import blackjax
-    from jax.flatten_util import ravel_pytree
-
-    x, y = array(x), array(y)
-    starts = {n: array(t) for n, t in stack.items()}
-    _, unravel = ravel_pytree({n: t[0] for n, t in starts.items()})
-    vectors = jax.vmap(lambda params: ravel_pytree(params)[0])(starts)
-
-    def log_density(vector):
-        logits = jax.nn.log_softmax(forward(network, unravel(vector), x))
-        return jnp.take_along_axis(logits, y[:, None], 1).sum() - (vector @ vector) / 2
-
-    kernel = blackjax.hmc(
-        log_density, settings["step_size"], jnp.ones(vectors.shape[1]), settings["leapfrog_steps"]
-    )
-
-    def of_one(state, key):
-        def transition(state, key):
-            state, info = kernel.step(key, state)
-            return state, info.acceptance_rate
-
-        state, rates = lax.scan(transition, state, jax.random.split(key, settings["transitions"]))
-        return state, rates.mean()
-
-    run = jax.jit(jax.vmap(of_one))
-    box = [jax.vmap(kernel.init)(vectors), None, jax.random.key(0)]
-
-    def step():
-        box[2], key = jax.random.split(box[2])
-        box[0], box[1] = run(box[0], jax.random.split(key, len(vectors)))
-
-    step.wait = lambda: jax.block_until_ready(box[0])
-    return step, lambda: float(box[1].mean())

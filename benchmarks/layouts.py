@@ -181,12 +181,6 @@ def _has(row: Row, labels: Row) -> bool:
     return all(row.get(name) == value for name, value in labels.items())
 
 
-@layout
-def own_batches(rows: list[Row]) -> Table:
-    table = [["batches", "a step of a member", "/ shared"]]
-    return table + [[r["who"], shown(seconds(r) / r["steps"]), over(r, rows[0])] for r in rows]
-
-
 # ------------------------------------------------------------ samplers
 @layout
 def samplers_steps(rows: list[Row]) -> Table:
@@ -216,19 +210,6 @@ def vi_steps(rows: list[Row]) -> Table:
 @layout
 def ratios(rows: list[Row]) -> Table:
     return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]
-
-
-# ------------------------------------------------------------ growth
-@layout
-def growth(rows: list[Row]) -> Table:
-    """Exponents of the cost of each; in brackets sizes that are refused."""
-
-    def shown_row(row: Row) -> str:
-        size = row["end"].partition(":")[0]
-        return f"{row['by']} {digits(row['exponent'])}" + (f" ({size})" if size else "")
-
-    found = {who: [r for r in rows if r["who"] == who] for who in every(rows, "who")}
-    return [["", "exponents"], *([who, ", ".join(map(shown_row, of))] for who, of in found.items())]
 
 
 # ------------------------------------------------------------ doctor

@@ -16,14 +16,14 @@ import platform
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from turns import Times, growth
+from turns import Times
 
 Row = dict[str, Any]
 NAMED = ("torch", "lightning", "lightning_bnn", "weightsym", "weightsym-fast")
@@ -77,16 +77,6 @@ class Record:
         self.rows.append({**labels, "who": who, "value": value})
         text = " ".join(str(value) for value in (*labels.values(), who))
         print(f"{text:<70}{value:>12}", flush=True)
-
-    def growth(self, who: str, by: str, sizes: Sequence[int], make: Callable[[int], Any]) -> None:
-        """A row with the times of one thing at growing sizes, and the exponent of their growth.
-
-        `make` returns what is timed at a size. What it refuses by a `ValueError` ends the row.
-        """
-        times, exponent, end = growth(sizes, make)
-        row = {"who": who, "by": by, "ms": {n: float(f"{1e3 * s:.3g}") for n, s in times.items()}}
-        self.rows.append({**row, "exponent": float(f"{exponent:.2g}"), "end": end})
-        print(*self.rows[-1].values(), flush=True)
 
     def write(self) -> None:
         """Write the file, if one was asked for."""

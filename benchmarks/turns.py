@@ -1,9 +1,8 @@
 """Contestants in turns, so that a busy neighbour is fair to all of them: CPU and wall time."""
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,32 +98,6 @@ def fastest_threads(call: Callable[[], Any], most: int, device: str = "cpu") -> 
         best[count] = min(times.wall)
     torch.set_num_threads(most)
     return min(best, key=best.__getitem__)
-
-
-def growth(
-    sizes: Sequence[int], make: Callable[[int], Callable[[], Any]]
-) -> tuple[dict[int, float], float, str]:
-    """CPU seconds at each size, the exponent over the last three, and what was said at the end.
-
-    It is the slope of a line through the logarithms, by least squares.
-    """
-    found: dict[int, float] = {}
-    end = ""
-    for size in sizes:
-        try:
-            call = make(size)
-            call()
-        except (ValueError, MemoryError) as error:
-            end = f"{size}: {error}"
-            break
-        times = Times()
-        for _ in range(3):
-            times.add(call)
-        found[size] = min(times.cpu)
-    last = [*found.items()][-3:]
-    x, y = ([math.log(value) for value in column] for column in zip(*last, strict=True))
-    line = statistics.linear_regression(x, y) if len(last) > 1 else None
-    return found, math.nan if line is None else line.slope, end
 
 
 def timed(call: Callable[[], Any], device: str = "cpu") -> tuple[Times, Any]:
