@@ -83,7 +83,7 @@ def test_members_that_another_process_trains_are_waited_for(config, tmp_path, ca
     """Such as a job on a cluster whose command was killed: nobody comes twice."""
     other = WriterLock(tmp_path / "bank" / "parts" / "0000000-0000002")
     threading.Timer(1.0, other.release).start()
-    with pytest.raises(ValueError, match="is not a population"):  # of a folder that nobody has claimed
+    with pytest.raises(ValueError, match="is not a population"):  # nobody has claimed it
         population(config, 2, str(tmp_path / "bank"))
     own = population_command.identity_of(
         population_command.population_settings(Path(config), {}), None
