@@ -94,6 +94,35 @@ def distances_figure(
     return figure
 
 
+def kinship_figure(
+    kinship: Tensor, names: Sequence[str], related: Sequence[tuple[int, int]]
+) -> Figure:
+    """How much every two networks have in common, with marks where one was made from the other.
+
+    Args:
+        kinship: correlations of all pairs.
+        names: of the networks.
+        related: pairs whose comparison in full has shown it.
+
+    >>> figure = kinship_figure(torch.eye(3), ["a", "b", "c"], [(0, 1)])
+    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    ['a', 'b', 'c']
+    """
+    size = min(14.0, max(4.5, 2.5 + 0.3 * len(names)))
+    figure, ax = axes_of(None, (size + 0.7, size))
+    values = kinship.clone().fill_diagonal_(1).clamp(-1, 1).cpu()
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
+    if related:
+        rows, columns = zip(*related, strict=True)
+        ax.scatter([*columns, *rows], [*rows, *columns], s=18, color="k", label="related")
+        figure.legend(loc="outside upper center", frameon=False)
+    if len(names) <= 60:
+        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        ax.set_yticks(range(len(names)), names, fontsize=8)
+    figure.colorbar(image, ax=ax, shrink=0.8, label="in common, beyond what all have")
+    return figure
+
+
 def _visible(values: Sequence[float]) -> list[float]:
     """Replace zeros by the lower limit of a logarithmic axis."""
     return [max(value, 1e-9) for value in values]

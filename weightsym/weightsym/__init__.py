@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from weightsym.forms.canonical import canonicalise, plan_removal, remove_softmax_shift
     from weightsym.forms.counting import kendall_tau, ranks, transpositions
     from weightsym.forms.fingerprint import Fingerprint, fingerprint
+    from weightsym.forms.likeness import kinship, likeness
     from weightsym.forms.mass_problem import mass
     from weightsym.forms.min_mass import MinMass, min_mass
     from weightsym.forms.orders import OrderChange, UnitOrders, order_change, transpositions_between

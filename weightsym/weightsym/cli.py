@@ -17,6 +17,7 @@ COMMANDS = {
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "bring networks of files, banks and runs into one frame, and average them",
     "diff": "tell whether two networks are the same function, related, or independent",
+    "scan": "tell which networks of a folder were made from which, as a family tree",
 }
 """Commands, whose functions live in ``commands/<name>.py``."""
 _SEVERAL = {"sources": str, "weights": float}

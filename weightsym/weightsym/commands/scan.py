@@ -1,0 +1,271 @@
+"""`weightsym scan`: which networks of a folder were made from which, as a family tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import weightsym
+from weightsym import Symmetries, kinship, likeness, relation
+from weightsym.commands.architecture import Architecture
+from weightsym.commands.networks import build, fit_all, shown, symmetries_in
+from weightsym.discovery.folding import fold_networks
+from weightsym.extras import MissingPackage, of_the_plug_in
+from weightsym.files import NetworkNames, open_network
+from weightsym.matching.relation import Verdict
+from weightsym.networks.files.drafts import draft_of, write_whole
+from weightsym.networks.files.fitting import FittedNetwork
+from weightsym.networks.files.loading import json_text
+from weightsym.networks.files.stored import StoredNetwork
+from weightsym.networks.files.writing import check_path
+from weightsym.networks.forward import first_line
+from weightsym.params import Params
+
+_SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
+_RELATED: Sequence[Verdict] = ("same function", "made from it")
+
+
+def scan(
+    folder: str,
+    architecture: Architecture,
+    suspect: str | None = None,
+    nearest: int = 3,
+    out: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Draw the family tree of the networks in a folder, or find the parents of one network.
+
+    Every network is reduced to a few thousand numbers that no symmetry changes. Networks whose
+    numbers agree most, beyond what all networks of the folder have in common, are then compared in
+    full, as `weightsym diff` compares them. Which of two relatives came first is not said. Networks
+    of another architecture are named and left out. Nothing in the files is executed.
+
+    Args:
+        folder: with .safetensors, .ckpt and .pt files, or folders of Hugging Face. For example:
+            weightsym scan checkpoints --network torchvision.models.resnet18 --input 1,3,224,224
+        architecture: options that name the network.
+        suspect: a network whose parents are looked for, in the folder or elsewhere; by default
+            all networks are compared with each other.
+        nearest: how many of the most similar networks each is compared with in full.
+        out: file for all numbers, e.g. family.json; a picture is written beside it, family.png.
+        overwrite: replace an existing file at --out (true or false).
+    """
+    target = _target(out, overwrite)
+    if nearest < 1:
+        raise ValueError(f"`--nearest` must be at least 1, got {nearest}.")
+    shelf = _Shelf.of(Path(folder), suspect, architecture)
+    names, similar = list(shelf.networks), kinship(shelf.sketches)
+    pairs = _candidates(similar, nearest, None if suspect is None else len(names) - 1)
+    found = [shelf.link(*pair, similar) for pair in shown(pairs, "comparing in full")]
+    links = [link for link in found if link.verdict in _RELATED]
+    print("\n".join(_lines(names, found, links, suspect)))
+    for name, reason in shelf.others.items():
+        print(f"left out: {name}: {reason}")
+    if target is not None:
+        content = {
+            "version": weightsym.__version__,
+            "networks": names,
+            "others": shelf.others,
+            "kinship": similar.tolist(),
+            "links": [vars(link) for link in found],
+            "families": [[names[k] for k in family] for family in families(len(names), links)],
+        }
+        print(_write(content, similar, links, target))
+
+
+@dataclass(frozen=True)
+class Link:
+    """Two networks that were compared in full.
+
+    Attributes:
+        a: number of the one.
+        b: number of the other.
+        kinship: the correlation of their sketches.
+        verdict: of `relation`.
+        p: the least probability that it found.
+        rest: the distance that is left between them.
+    """
+
+    a: int
+    b: int
+    kinship: float
+    verdict: Verdict
+    p: float
+    rest: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Shelf:
+    """Networks of one architecture, with the symmetries that they share."""
+
+    model: nn.Module
+    example: tuple[Tensor, ...]
+    sym: Symmetries
+    networks: Mapping[str, FittedNetwork]
+    sketches: Sequence[Mapping[str, Tensor]]
+    others: Mapping[str, str]
+    seed: int
+
+    @classmethod
+    def of(cls, folder: Path, suspect: str | None, architecture: Architecture) -> _Shelf:
+        """Open all networks of a folder, and reduce each to its sketch."""
+        stored, others = _opened(_paths(folder))
+        if suspect is not None:
+            same = Path(suspect).resolve()
+            stored = {n: s for n, s in stored.items() if (folder / n).resolve() != same}
+            stored[suspect] = open_network(Path(suspect))
+        first = [*stored.values()][::-1] if suspect else [*stored.values()]
+        whole = next((file.path for file in first if file.is_folder), None)
+        model, example, names = build(architecture, whole)
+        if suspect is not None:
+            fit_all([stored[suspect]], names, architecture.prefix, "copy")
+        networks, misfits = _fitting(stored, names, architecture.prefix)
+        others |= misfits
+        if len(networks) < 2:
+            reasons = (f"{name}: {reason}" for name, reason in others.items())
+            raise ValueError(
+                f"{folder} must hold at least two networks of one architecture, got "
+                f"{len(networks)}. {' '.join(reasons)}".rstrip()
+            )
+        sketches: list[Mapping[str, Tensor]] = []
+        folded, sym = model, None
+        for file in shown(networks.values(), "reading"):
+            folded, (params,) = fold_networks(model, [_numbers(file)], *example)
+            if sym is None:
+                sym = symmetries_in(folded, example, batch_norm=architecture.batch_norm)
+            sketches.append(likeness(params, sym))
+        assert sym is not None
+        if not sketches[0]:
+            raise ValueError(
+                "Nothing of these networks has an order of its own that could be compared: use "
+                "`weightsym diff` for two of them."
+            )
+        return cls(model, example, sym, networks, sketches, others, architecture.seed)
+
+    def link(self, a: int, b: int, similar: Tensor) -> Link:
+        """Compare two networks in full."""
+        files = list(self.networks.values())
+        pair: list[Params] = [_numbers(files[k]) for k in (a, b)]
+        _, (first, second) = fold_networks(self.model, pair, *self.example)
+        found = relation(first, second, self.sym, seed=self.seed)
+        p = min(found.p_exact, found.p_robust, found.p_close)
+        return Link(a, b, float(similar[a, b]), found.verdict, p, found.difference.rest)
+
+
+def _paths(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ValueError(f"`folder` must be a folder with networks, got {folder}.")
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in _SUFFIXES or (path.is_dir() and (path / "config.json").is_file())
+    )
+
+
+def _opened(paths: Sequence[Path]) -> tuple[dict[str, StoredNetwork], dict[str, str]]:
+    """Networks by the name of their file, and why other files cannot be read."""
+    stored, others = dict[str, StoredNetwork](), dict[str, str]()
+    for path in paths:
+        try:
+            stored[path.name] = open_network(path)
+        except ValueError as error:
+            others[path.name] = first_line(error)
+    return stored, others
+
+
+def _fitting(
+    stored: Mapping[str, StoredNetwork], names: NetworkNames, prefix: str | None
+) -> tuple[dict[str, FittedNetwork], dict[str, str]]:
+    """The networks that fit an architecture, and why others do not."""
+    networks, others = dict[str, FittedNetwork](), dict[str, str]()
+    for name, file in stored.items():
+        try:
+            (networks[name],) = fit_all([file], names, prefix, "copy")
+        except ValueError as error:
+            others[name] = first_line(error)
+    return networks, others
+
+
+def _numbers(file: FittedNetwork) -> Params:
+    return {name: file.number(name) for name in file.places}
+
+
+def _candidates(similar: Tensor, nearest: int, suspect: int | None) -> list[tuple[int, int]]:
+    """Pairs to compare in full: every network, or the suspect, with those that are most similar."""
+    count = len(similar)
+    scores = similar.clone().fill_diagonal_(-torch.inf)
+    best = scores.topk(min(nearest, count - 1)).indices.tolist()
+    chosen = range(count) if suspect is None else [suspect]
+    return sorted({(min(k, j), max(k, j)) for k in chosen for j in best[k]})
+
+
+def families(count: int, links: Sequence[Link]) -> list[list[int]]:
+    """Networks that are connected by links, the largest family first.
+
+    Args:
+        count: how many networks there are.
+        links: between relatives.
+
+    >>> families(4, [Link(0, 2, 0.9, "made from it", 0.0, 0.1)])
+    [[0, 2], [1], [3]]
+    """
+    family = list(range(count))
+    for link in links:
+        old, new = family[link.b], family[link.a]
+        family = [new if f == old else f for f in family]
+    members = [[k for k in range(count) if family[k] == f] for f in dict.fromkeys(family)]
+    return sorted(members, key=len, reverse=True)
+
+
+# ------------------------------------------------------------ text and files
+def _lines(
+    names: Sequence[str], found: Sequence[Link], links: Sequence[Link], suspect: str | None
+) -> Iterator[str]:
+    yield f"{len(names)} networks of one architecture, {len(found)} pairs compared in full"
+    width = max(map(len, names))
+    for link in sorted(found if suspect is not None else links, key=lambda each: each.rest):
+        yield (
+            f"{names[link.a]:<{width}}  {names[link.b]:<{width}}  {link.verdict:<14}"
+            f"  left {link.rest:.2g}  p <= {max(link.p, 1e-300):.1g}"
+        )
+    if suspect is not None:
+        return
+    groups = families(len(names), links)
+    for family in (group for group in groups if len(group) > 1):
+        yield f"family: {', '.join(names[k] for k in family)}"
+    alone = [names[k] for (k, *more) in groups if not more]
+    if alone:
+        yield f"no relatives: {', '.join(alone)}"
+
+
+def _target(out: str | None, overwrite: bool) -> Path | None:
+    if out is None:
+        return None
+    target = Path(out)
+    if target.suffix != ".json":
+        raise ValueError(f"`--out` must be a .json file, got {out}.")
+    for path in (target, target.with_suffix(".png")):
+        check_path(path, overwrite and not path.is_dir())
+    return target
+
+
+def _write(content: Mapping[str, Any], similar: Tensor, links: Sequence[Link], target: Path) -> str:
+    """Write all numbers, and a picture of them beside it, and name both."""
+    write_whole(target, json_text(content) + "\n", wait=False)
+    try:
+        plots = of_the_plug_in("plots.weights", "The figure beside it")
+    except MissingPackage as missing:
+        return f"wrote {target}. {missing}"
+    order = [k for family in families(len(similar), links) for k in family]
+    names = [content["networks"][k] for k in order]
+    place = {k: row for row, k in enumerate(order)}
+    related = [(place[link.a], place[link.b]) for link in links]
+    figure = plots.kinship_figure(similar[order][:, order], names, related)
+    with draft_of(target.with_suffix(".png"), wait=False) as draft:
+        figure.savefig(draft, format="png", dpi=150)
+    return f"wrote {target} and {target.with_suffix('.png')}"
