@@ -2,7 +2,8 @@ import logging
 
 import pytest
 import torch
-from cases import CASES, Forward
+from cases import Forward
+from known_networks import NETWORKS
 from refusals import refuses
 from scipy.stats import ks_2samp
 from torch import nn
@@ -196,8 +197,7 @@ def test_drawing_many_at_once_has_the_distribution_of_one_by_one(name):
 
 @pytest.mark.parametrize("name", ["tied transformer", "recurrent"])
 def test_populate_reaches_every_weight_or_warns(name, caplog):
-    case = next(c for c in CASES if c.name == name)
-    stack = P.populate(case.build(), 2)
+    stack = P.populate(NETWORKS[name].build(), 2)
     constant = [n for n, t in stack.items() if t.is_floating_point() and torch.equal(t[0], t[1])]
     known = [n for n in constant if n.endswith("bias") or stack[n].eq(1).all()]
     warned = caplog.records[0].args[0].split(", ") if caplog.records else []

@@ -34,7 +34,7 @@ def started(seed):
 
 @pytest.mark.e2e
 def test_no_draw_depends_on_the_hashes_of_words():
-    """Of every method and every network of `cases`, in two processes."""
+    """Of every method and every small network of `classics`, in two processes."""
     first, second = (json.loads(p.communicate()[0]) for p in [started(1), started(2)])
     assert len(first) > 50
     assert [name for name in first if first[name] != second[name]] == []

@@ -4,10 +4,10 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from mixing_networks import Products
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from known_networks.mixing import Products
 from known_networks.table import add, linear, network, parameter
 
 hidden = partial(network, a=(4, 6), c=(6, 2), inputs=(3, 4))

@@ -1,11 +1,8 @@
 """Symmetries of a network that were checked on it, and the sizes of their groups."""
 
-import functools
 import itertools
 
-import mixing_networks
 import torch
-from cases import CASES, NESTED
 from known_networks import NETWORKS
 
 from weightsym import (
@@ -21,15 +18,10 @@ from weightsym import params as P
 from weightsym.groups.actions import act
 
 
-@functools.cache
 def find(name):
-    """A network of any table, an input, its symmetries and its weights; nobody changes them."""
-    if name in {**mixing_networks.NETWORKS, **mixing_networks.WITH_PRODUCTS}:
-        return mixing_networks.known(name)
-    known = {case.name: case for case in CASES} | NETWORKS
-    known |= {f"nested {case.name}": case for case in NESTED}
-    model, x, sym = known[name].known()
-    return model, x[0] if isinstance(x, tuple) else x, sym, P.of(model)
+    """A network of the table, an input, its symmetries and its weights; nobody changes them."""
+    model, (x, *_), sym = NETWORKS[name].known()
+    return model, x, sym, P.of(model)
 
 
 def seeded(seed=0):

@@ -17,10 +17,10 @@ import torch
 from cases import Forward
 from checked_symmetries import moved_at_random
 from cpu_draws import cpu_draws
+from known_networks.mixing import Decoder
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from metric_cases import METRICS
-from mixing_networks import Decoder
 from module_cases import MODULES, Blobs, made, network
 from runs import QUIET, Plain, built, fit
 from torch import nn

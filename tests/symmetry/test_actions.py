@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from cases import CASES
-from checked_symmetries import seeded
-from known_networks import NETWORKS
+from checked_symmetries import find, seeded
+from known_networks.classics import SMALL
 
 from lightning_bnn import models
 from weightsym import (
@@ -22,7 +21,6 @@ from weightsym import (
 )
 from weightsym import params as P
 
-SMALL = CASES[:10]
 KINDS = {
     "permutations": (permute, random_permutations),
     "scales": (rescale, random_scales),
@@ -37,9 +35,9 @@ IN_BLOCKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*SMALL, *map(NETWORKS.get, ("branches, summed", *MIXED))])
-def test_acting_on_a_stack_is_acting_on_every_member(case):
-    model, _, sym = case.known()
+@pytest.mark.parametrize("name", [*SMALL, "branches, summed", *MIXED])
+def test_acting_on_a_stack_is_acting_on_every_member(name):
+    model, _, sym, _ = find(name)
     stack = P.populate(model, 3)
     for act, draw in KINDS.values():
         own, shared = draw(sym, seeded(1), members=3), draw(sym, seeded(2))
@@ -90,11 +88,10 @@ def sources_of(sym, k, orders):
     return tuple(where)
 
 
-@pytest.mark.parametrize("case", [*SMALL, *map(NETWORKS.get, IN_BLOCKS)])
-def test_actions_are_redone_by_hand(case):
+@pytest.mark.parametrize("name", [*SMALL, *IN_BLOCKS])
+def test_actions_are_redone_by_hand(name):
     """Also for grouped convolutions and stacks of experts: for these axes see row blocks."""
-    model, _, sym = case.known()
-    params = {n: t.detach() for n, t in P.of(model).items()}
+    *_, sym, params = find(name)
     g = torch.Generator().manual_seed(1)
     orders, scales = random_permutations(sym, g), random_scales(sym, g)
     expected = by_hand(params, sym, orders, scales)
@@ -122,8 +119,8 @@ def test_convention_of_permutations_and_scales():
 
 def test_tensors_that_stay_are_not_copied_and_some_may_be_missing():
     """Standard deviations of weights have no running statistics, and move like the weights."""
-    model, _, sym = next(case for case in CASES if case.name == "resnet").known()
-    params, order = P.of(model), random_permutations(sym, seeded(1))
+    model, _, sym, params = find("resnet")
+    order = random_permutations(sym, seeded(1))
     whole = permute(params, sym, order)
     assert whole["fc.bias"] is params["fc.bias"]
     assert whole["fc.weight"] is not params["fc.weight"]

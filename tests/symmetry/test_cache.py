@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from cases import CASES, Forward
+from cases import Forward
 from known_networks import NETWORKS
 from test_two_rows import described
 from torch import nn
@@ -72,7 +72,7 @@ def original():
 
 
 def test_what_was_solved_is_not_solved_again(solved):
-    model, x = next(c for c in CASES if c.name == "tied transformer").make()
+    model, (x,) = NETWORKS["tied transformer"].made()
     sym = discover(model, x)
     other = copy.deepcopy(model).train()
     for p in other.parameters():

@@ -7,10 +7,10 @@ from itertools import pairwise, product
 import pytest
 import torch
 import torchvision
-from cases import CASES, NESTED, Forward, randomise
+from cases import Forward, randomise
 from checked_symmetries import find, furthest, moved_at_random, seeded
-from mixing_networks import NETWORKS as MIXED
-from mixing_networks import known
+from known_networks.classics import SMALL
+from known_networks.mixing import MIXING as MIXED
 from torch import nn
 
 from lightning_bnn import models
@@ -34,7 +34,6 @@ from weightsym.forms.balanced_form import balance_spaces, sides
 from weightsym.forms.scales_and_signs import canonical_scales_and_signs
 from weightsym.groups.mixing import remove_shifts
 
-SMALL = [case.name for case in CASES[:10]]
 KEYS = ("max", "first", "mean", "median", "norm", "outgoing")
 lin = nn.Linear
 
@@ -133,12 +132,14 @@ def problem(name):
 BALANCED = {"mixing": "balanced", "shifts": True}
 SHIFTED = ("a matrix of 2 units", "a matrix of 4 units", "sums", "sums that differ")
 SECOND_SCALES = ("a product", "three factors", "attention by linear", "squared ReLUs")
+NESTED = "grouped queries", "rotary, grouped", "one key for all", "three levels"
+"""Blocks inside blocks."""
 STREAMS = ("2 groups", "4 groups", "2 groups, transposed")
 SCALINGS = ("unit-norm", "unit-std", "min-mass")
 FORMS = [
     *((name, {"scaling": s}) for name, s in product(SMALL, (None, *SCALINGS))),
     *((name, {"permutation": k}) for name, k in product(("grouped cnn", "attention"), KEYS)),
-    *((f"nested {case.name}", {"permutation": k}) for case, k in product(NESTED, KEYS[::5])),
+    *((name, {"permutation": k}) for name, k in product(NESTED, KEYS[::5])),
     *((name, {"scaling": None, "permutation": k}) for name, k in product(STREAMS, KEYS[::2])),
     *(("units that nothing reads", {"scaling": None, "permutation": k}) for k in KEYS),
     *((name, {"scaling": s, "permutation": k}) for name in [*LOCAL][:7]
@@ -391,7 +392,7 @@ def test_places_that_change_places_share_what_they_hold():
 @pytest.mark.parametrize("name", MIXED)
 def test_what_the_matrices_do(name):
     """Sides are balanced, Gram matrices diagonal and sorted, first entries positive."""
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     params = mix(params, sym, balancing_matrices(params, sym))
     stack = {n: t[None] for n, t in params.items()}
     for group in sym.linear:
@@ -427,7 +428,7 @@ def test_closed_form_against_the_definition():
 
 
 def test_spaces_whose_matrices_are_not_unique_are_named(caplog):
-    _, _, sym, params = known("heads")
+    _, _, sym, params = find("heads")
     flat, alike = ({n: t.clone() for n, t in params.items()} for _ in range(2))
     flat["layers.0.o.weight"][:, :4] = 0
     for name in ("q", "k"):

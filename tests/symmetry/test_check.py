@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CASES, Forward
+from cases import Forward
 from checked_symmetries import find, seeded
+from known_networks.classics import SMALL
 from torch import nn
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +28,6 @@ from weightsym.groups.symmetries import PermutationGroup
 from weightsym.networks.forward import Inputs
 
 refutation = importlib.import_module("weightsym.discovery.refutation")
-SMALL = [case.name for case in CASES[:10]]
 
 
 def refuted(model, inputs, sym, **groups):

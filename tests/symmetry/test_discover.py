@@ -6,8 +6,9 @@ import re
 import lightning as L
 import pytest
 import torch
-from cases import CASES, LARGE_CASES, NESTED, Forward
-from known_networks import NETWORKS
+import torchvision
+from cases import Forward
+from known_networks import NETWORKS, Network
 from torch import nn
 
 from lightning_bnn import models
@@ -15,40 +16,36 @@ from weightsym import discover, verify
 from weightsym.discovery.cache import forget
 
 lin = nn.Linear
-RESNET = next(c for c in CASES if c.name == "resnet")
+RESNET = NETWORKS["resnet"]
 
 
-def ids(case):
-    return case.name
-
-
-def check(case):
-    model, x, sym = case.known()
-    assert len(sym.permutations) == case.groups
-    assert sym.scaling_dof == case.scales
-    assert case.signs is None or sym.sign_dof == case.signs
-    assert not sym.frozen
-    assert not sym.unchecked
-    assert verify(model, sym, x) < 1e-12
-    return model, sym, x
-
-
-@pytest.mark.parametrize("case", [*CASES, *NESTED], ids=ids)
-def test_groups_are_found_and_exact(case):
-    model, sym, x = check(case)
-    has_dropout = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
-    if not has_dropout and case.name != "convnext":  # stochastic depth
-        assert verify(copy.deepcopy(model).train(), sym, x) < 1e-11
+LARGE = {  # inputs, groups of permutations, scales, signs
+    "resnet18": ((2, 3, 48, 48), 12, 2880, 4800),
+    "convnext_tiny": ((1, 3, 32, 32), 22, 14688),
+    "mobilenet_v2": ((2, 3, 64, 64), 25, 712),
+    "resnet50": ((2, 3, 64, 64), 37, 11456),
+    "resnext50_32x4d": ((2, 3, 64, 64), 1045, 19008),
+    "vgg11_bn": ((2, 3, 64, 64), 10, 10944),
+    "densenet121": ((2, 3, 64, 64), 120, 41760),
+    "vit_b_16": ((1, 3, 224, 224), 313, 37632),
+    "swin_t": ((1, 3, 224, 224), 304, 21120),  # with its constant shift mask, all heads move
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LARGE_CASES, ids=ids)
-def test_large_networks(case):
-    check(case)
+@pytest.mark.parametrize("name", LARGE)
+def test_large_networks_of_torchvision(name):
+    inputs, groups, scales, *signs = LARGE[name]
+    model, x, sym = Network(getattr(torchvision.models, name), inputs).known()
+    assert (len(sym.permutations), sym.scaling_dof) == (groups, scales)
+    assert signs in ([], [sym.sign_dof])
+    assert not sym.frozen
+    assert not sym.unchecked
+    assert verify(model, sym, *x) < 1e-12
 
 
 def test_batch_norm_as_a_fixed_map():
-    model, x = RESNET.make()
+    model, (x,) = RESNET.made()
     sym = discover(model, x, batch_norm="eval")
     assert sym.scaling_dof == 2 * 120 + 360
     assert verify(model, sym, x) < 1e-12

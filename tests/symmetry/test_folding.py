@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from cases import Forward
-from mixing_networks import TOKENS, Decoder
+from known_networks.mixing import TOKENS, Decoder
 from torch import nn
 
 from weightsym import Element, discover, fingerprint, fold_norms, relation, verify

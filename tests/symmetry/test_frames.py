@@ -46,7 +46,7 @@ def networks_of(name):
         _, _, sym, stack = decoders()
     elif name == "mlp":
         _, sym, stack = mlps(8)
-    elif name in ("rotary", "stream"):
+    elif name in ("rotary heads", "stream"):
         _, _, sym, params = find(name)
         stack = P.stack([noisy(params, 0.05 if near else 1.0, k) for k in range(3)])
     else:
@@ -63,7 +63,7 @@ def in_one_frame(name, mixing, method="joint"):
     return found, found.apply(stack, sym)
 
 
-FRAMES = [("mlp", False), ("short stream", False), ("optunet", False), ("rotary", True),
+FRAMES = [("mlp", False), ("short stream", False), ("optunet", False), ("rotary heads", True),
           ("stream, near", True), ("decoders", True)]  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def test_stacks_of_which_nothing_moves_or_precision_is_low_and_early_ends(caplog
     huge = {n: t.double() * (1e30 if n == "3.weight" else 1) for n, t in stack.items()}
     assert match(huge, P.unstack(stack)[0], sym)
     assert align({n: t * (1e-30 if n.endswith("bias") else 1) for n, t in stack.items()}, sym)
-    sym, stack = networks_of("rotary")
+    sym, stack = networks_of("rotary heads")
     align(stack, sym, mixing=True, sweeps=1)
     assert "networks still move after 1 sweeps" in caplog.text
 

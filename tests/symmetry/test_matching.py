@@ -8,10 +8,11 @@ import sys
 import pytest
 import torch
 import torchvision
-from cases import CASES, NESTED, Forward, randomise
+from cases import Forward, randomise
 from checked_symmetries import close, find, furthest, seeded
-from mixing_networks import NETWORKS as MIXED
-from mixing_networks import TOKENS, Decoder
+from known_networks.classics import SMALL
+from known_networks.mixing import MIXING as MIXED
+from known_networks.mixing import TOKENS, Decoder
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
 from torch import nn
@@ -43,7 +44,6 @@ from weightsym.matching.frank_wolfe import Objective, frank_wolfe
 from weightsym.matching.matrices import SpaceMap, least_squares, nearest, procrustes
 from weightsym.matching.plan import Plan
 
-SMALL = [c.name for c in CASES if c.name not in ("convnext", "mobilenet", "resnet")]
 lin = nn.Linear
 
 
@@ -255,12 +255,13 @@ WAYS = {
     "average": average_of_both,
 }  # fmt: skip
 BRANCHES = ("branches", "summed branches", "deep branches", "branches in a stream")
+NESTED = ("grouped queries", "rotary, grouped", "one key for all", "three levels")
 SHARED = ("shared keys", "shared rotary keys")
 BY_DATA = ("attention", "smooth optunet", "batch norm")
 MATRICES = ("matrices", "matrices only", "matrices by activations")
 PLANTED = [
     *((name, "best", 0.3) for name in SMALL),
-    *((f"nested {case.name}", "best", 0.1) for case in NESTED),
+    *((name, "best", 0.1) for name in NESTED),
     *((name, way, 0.1) for name in BRANCHES for way in ("best", "ascent", "frank-wolfe")),
     *((name, way, 0.2) for name in ("unanchored", "blind") for way in ("best", "frank-wolfe")),
     ("nearly blind", "best", 0.2),
@@ -271,7 +272,7 @@ PLANTED = [
     # units of the chain's ReLUs that are never active cannot be told apart by activations
     *((name, way, 0.0) for name in (*MIXED, "fused") for way in MATRICES
       if (name, way) != ("chain", MATRICES[2])),
-    *((name, "average", 0.0) for name in ("rotary", "heads", "centred")),
+    *((name, "average", 0.0) for name in ("rotary heads", "heads", "centred")),
     *((name, way, 0.0) for name in SHARED
       for way in ("best", "activations", "matrices", "matrices by activations", "average")),
     ("branches", "matrices", 0.1),
@@ -395,7 +396,7 @@ def pairs_of(name):
     return sym, [(a, b), (noisy(b, 0.05), b)]
 
 
-@pytest.mark.parametrize("name", ["rotary", "chain", "centred", "fused", "decoders"])
+@pytest.mark.parametrize("name", ["rotary heads", "chain", "centred", "fused", "decoders"])
 def test_no_network_ends_farther_away_than_permutations_or_nothing_leave_it(name):
     sym, pairs = pairs_of(name)
     for a, b in pairs:
@@ -690,7 +691,7 @@ def test_procrustes_is_scipys():
     assert float(found.similarity) == pytest.approx(scale)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("rotary", "complex"), ("centred", "centred")])
+@pytest.mark.parametrize(("name", "kind"), [("rotary heads", "complex"), ("centred", "centred")])
 def test_phases_and_centred_rotations_beat_all_others_of_their_groups(name, kind):
     _, _, sym, _ = problem(name)
     k, group = next((k, g) for k, g in enumerate(sym.linear) if g.kind == kind)

@@ -10,8 +10,7 @@ import torch
 from cases import Forward, randomise
 from checked_symmetries import find, least_by_descent, moved_at_random, seeded
 from known_networks import NETWORKS as ROWS
-from mixing_networks import NETWORKS as MIXED
-from mixing_networks import WITH_PRODUCTS, known
+from known_networks.mixing import MIXING as MIXED
 from scipy.optimize import linprog
 from torch import nn
 
@@ -82,7 +81,7 @@ SEVERAL_AXES = ("products of rows", "products of columns", "quotients of rows",
                 "attention of gated units, ReLU", "attention of gated units",
                 "attention of gated units with biases", "normalised tensor", "soft experts",
                 "a stream that feeds itself")  # fmt: skip
-MIXING = (*MIXED, *WITH_PRODUCTS)
+MIXING = (*MIXED, "linear attention and products")
 
 
 @functools.cache
@@ -123,7 +122,7 @@ def test_balance_finds_what_cvxpy_finds(name):
 
 @pytest.mark.parametrize(
     ("name", "mixing"),
-    [*((n, True) for n in ("heads", "rotary", "chain", "products")),
+    [*((n, True) for n in ("heads", "rotary heads", "chain", "linear attention and products")),
      ("a stream that feeds itself", False)],
 )  # fmt: skip
 def test_no_descent_finds_less(name, mixing):
@@ -137,7 +136,7 @@ def test_no_descent_finds_less(name, mixing):
 
 @pytest.mark.parametrize("name", MIXING)
 def test_scales_and_matrices_reach_it(name):
-    model, x, sym, params = known(name)
+    model, x, sym, params = find(name)
     found = min_mass(params, sym, mixing=True)
     best = mix(rescale(params, sym, found.scales), sym, found.matrices)
     torch.testing.assert_close(mass(best, sym), found.minimum, rtol=1e-10, atol=0)
@@ -271,11 +270,13 @@ def beside(params, sym):
     return mass(params, sym) - attention
 
 
-@pytest.mark.parametrize(("name", "groups"), [("heads", 2), ("grouped queries", 1), ("rotary", 1)])
+@pytest.mark.parametrize(
+    ("name", "groups"), [("heads", 2), ("grouped heads", 1), ("rotary heads", 1)]
+)
 def test_heads_alone_are_twice_the_nuclear_norm(name, groups):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     values, scores = inner(params, 2, groups)
-    if name == "rotary":  # planes of numbers have a closed form, too
+    if name == "rotary heads":  # planes of numbers have a closed form, too
         q, k = (params[f"layers.0.{n}.weight"].unflatten(0, (-1, 4)).square().sum(-1) for n in "qk")
         a, b = (t.unflatten(-1, (2, 2)).sum((0, 1)) for t in (q, k))
         scores = 2 * (a * b).sqrt().sum()
@@ -462,7 +463,7 @@ def test_sparse_networks_never_gain_mass():
 
 
 def test_without_full_rank_the_least_mass_is_a_limit():
-    model, x, sym, params = known("heads")
+    model, x, sym, params = find("heads")
     params = {n: t.clone() for n, t in params.items()}
     params["layers.0.o.weight"][:, :4] = 0  # the values of the first head lead nowhere
     found = min_mass(params, sym, mixing="only")
@@ -490,7 +491,7 @@ def test_a_quotient_has_no_least_mass():
 
 
 STACKS = {  # names of tensors that are zero in the second network
-    "heads": ("head.weight", True), "rotary": ("head.weight", True),
+    "heads": ("head.weight", True), "rotary heads": ("head.weight", True),
     "chain": ("maps.4.weight", True), "a product": ("gate.weight", False),
     "residual": ("first.weight", False),
 }  # fmt: skip

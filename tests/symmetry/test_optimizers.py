@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from checked_symmetries import seeded
-from mixing_networks import known
+from checked_symmetries import find, seeded
 from torch import nn
 from torch.optim import ASGD, SGD, Adam, Adamax, AdamW, RMSprop, Rprop
 
@@ -45,7 +44,7 @@ def scales(sym):
 
 def setup(name):
     if name != "convolutions":
-        model, x, sym, _ = known(name)
+        model, x, sym, _ = find(name)
         return copy.deepcopy(model), x, sym
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 6, 3, groups=2)
@@ -91,7 +90,7 @@ COMMUTING = {
     "Adam": ("convolutions", lambda p: Adam(p, 1e-2, amsgrad=True), units),
     "AdamW": ("convolutions", lambda p: AdamW(p, 1e-2), units),
     "RMSprop": ("convolutions", lambda p: RMSprop(p, 1e-2, momentum=0.5), units),
-    **{f"SGD of {name}": (name, sgd, rotations) for name in ("stream", "rotary", "heads")},
+    **{f"SGD of {name}": (name, sgd, rotations) for name in ("stream", "rotary heads", "heads")},
 }
 
 

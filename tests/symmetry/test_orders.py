@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from cases import CASES
 from checked_symmetries import find
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_networks.classics import SMALL
 from scipy.stats import kendalltau
 
 from weightsym import (
@@ -23,8 +23,6 @@ from weightsym import (
 )
 from weightsym import params as P
 from weightsym.forms.counting import inversions
-
-SMALL = [case.name for case in CASES[:10]]
 
 
 def fewest_swaps(permutation):

@@ -4,8 +4,7 @@ import functools
 
 import pytest
 import torch
-from known_networks import NETWORKS
-from mixing_networks import known
+from checked_symmetries import find
 from torch import nn
 
 import weightsym
@@ -62,10 +61,8 @@ def names_of(name):
     if name in MODELS:
         model, x = MODELS[name](), X
         sym = discover(model, x)
-    elif name in NETWORKS:
-        model, (x, *_), sym = NETWORKS[name].known()
     else:
-        model, x, sym, _ = known(name)
+        model, x, sym, _ = find(name)
     stack, pairs = P.populate(model, 3), [(x, torch.zeros(len(x)).long())] * 2
     return NAMES | {
         "model": model, "x": x, "sym": sym, "params": P.of(model), "stack": stack,

@@ -1,11 +1,10 @@
-"""Small networks whose channels matrices may mix, shared by tests of what is done with these."""
+"""Small networks whose channels matrices may mix, for laws of what is done with these."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from weightsym import discover
-from weightsym import params as P
+from known_networks.table import add
 
 
 class Decoder(nn.Module):
@@ -130,37 +129,22 @@ class Products(nn.Module):
 
 
 TOKENS = torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])
-NETWORKS = {
-    "heads": (lambda: Decoder(), TOKENS),
-    "grouped queries": (lambda: Decoder(groups=1), TOKENS),
-    "rotary": (lambda: Decoder(groups=1, rotary=4), TOKENS),
-    "partly rotary": (lambda: Decoder(rotary=2), TOKENS),
-    "adapter": (Adapted, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
-    "convolutions": (
-        convolutions,
-        torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0)),
+MIXING = {
+    "heads": (Decoder, [TOKENS], "8 4*4 16 2b", "general 4*4"),
+    "grouped heads": (lambda: Decoder(groups=1), [TOKENS], "8 16 4*2 2b", "general 4*2"),
+    "rotary heads": (
+        lambda: Decoder(groups=1, rotary=4), [TOKENS], "8 16 4 2b", "complex 2*2, general 4",
     ),
-    "stream": (lambda: Decoder(gains=False), TOKENS),
-    "chain": (Chain, torch.randn(3, 4, generator=torch.Generator().manual_seed(0))),
-    "centred": (LayerNormed, torch.randn(3, 3, generator=torch.Generator().manual_seed(0))),
-}
-# beside their matrices, these have further scales, which unit norms do not fix
-WITH_PRODUCTS = {
-    "products": (Products, torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)))
-}
-_KNOWN = {}
-
-
-def known(name):
-    """A network in double precision with generic weights, its input and its symmetries."""
-    if name not in _KNOWN:
-        build, x = {**NETWORKS, **WITH_PRODUCTS}[name]
-        torch.manual_seed(0)
-        model = build().double().eval()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(0.3 * torch.randn_like(p))
-        x = x.double() if x.is_floating_point() else x
-        _KNOWN[name] = model, x, discover(model, x)
-    model, x, sym = _KNOWN[name]
-    return model, x, sym, P.of(model)
+    "partly rotary heads": (
+        lambda: Decoder(rotary=2), [TOKENS], "8 2*2 4*2 16 2b",
+        "complex 2*2, general 2*2, general 4*2",
+    ),
+    "adapter": (Adapted, (3, 4), "6 5 2", "general 2"),
+    "convolutions": (convolutions, (2, 2, 4), "3 5", "general 3"),
+    "stream": (lambda: Decoder(gains=False), [TOKENS], "8 4*4 16 2b", "orthogonal 8, general 4*4"),
+    "chain": (Chain, (3, 4), "6 3*2 5", "general 3*2"),
+    "centred": (LayerNormed, (3, 3), "5 7", "centred 5"),
+}  # fmt: skip
+"""Forwards, inputs, units that change places, and matrices."""
+for name, (build, inputs, units, matrices) in MIXING.items():
+    add(name, build, inputs, units, matrices=matrices)
