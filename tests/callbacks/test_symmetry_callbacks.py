@@ -5,13 +5,17 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from runs import Plain, Recorder, Stacked, Unreadable, built, fit
+from lightning.pytorch.loggers import TensorBoardLogger
+from runs import Attention, Gan, Plain, Recorder, Stacked, Unreadable, built, fit
 from scipy.stats import kendalltau
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_callback_laws import order
+from torch import nn
 from torch.nn.utils import parametrizations
 
+from lightning_bnn import callbacks as C
 from lightning_bnn.callbacks import MassGap, PermutationTau, watching
-from weightsym import discover
+from weightsym import discover, min_mass
 from weightsym import params as P
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -115,3 +119,57 @@ def test_a_run_that_is_shorter_than_the_period_is_looked_at_once(every, steps):
     gap = MassGap(every)
     fit(built(Plain), gap)
     assert [step for step, _ in gap.history] == steps
+
+
+# ------------------------------------------------------------ two of a kind
+KINDS = {
+    C.PosteriorDoctor: {},
+    C.PermutationTau: {},
+    C.MassGap: {"every_n_steps": 3},
+    C.CheckpointHarvester: {},
+    C.PosteriorFigures: {"every_n_steps": 3, "draw_every": 2},
+}
+
+
+def traces(folder, kind, *networks):
+    """Count the files of a run, the tags of its events, and the states in its checkpoint."""
+    watching = [kind(module=name, **KINDS[kind]) for name in networks]
+    logger = TensorBoardLogger(folder, "", "")
+    run = fit(Gan(), *watching, logger=logger, default_root_dir=folder, max_epochs=1)
+    run.save_checkpoint(folder / "run.ckpt")
+    states = torch.load(folder / "run.ckpt", weights_only=False)["callbacks"]
+    (events,) = folder.glob("events*")
+    seen = EventAccumulator(str(events)).Reload().Tags()
+    tags = [tag for kind in ("scalars", "images", "tensors") for tag in seen[kind]]
+    files = [path for path in folder.rglob("*") if path.is_file() and path != events]
+    return [len(files), len([t for t in tags if "custom_scalars" not in t]), len(states)]
+
+
+@pytest.fixture(scope="module")
+def none(tmp_path_factory):
+    return traces(tmp_path_factory.mktemp("none"), C.PermutationTau)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_leave_traces_and_none_in_common(kind, none, tmp_path):
+    """Twice as many as one of them, as both networks have as many layers."""
+    runs = ("generator",), ("generator", "discriminator")
+    seen = [traces(tmp_path / "-".join(names), kind, *names) for names in runs]
+    one, both = ([n - m for n, m in zip(run, none, strict=True)] for run in seen)
+    assert both == [2 * n for n in one]
+    assert both[2] == 2
+
+
+# ------------------------------------------------------------ heads
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])  # with units to scale, and without
+def test_excess_by_kind_of_group(activation):
+    module, gap = built(Plain), MassGap(3)
+    module.net = nn.Sequential(Attention(), nn.Linear(3, 5), activation(), nn.Linear(5, 3))
+    trainer = fit(module, gap, max_epochs=1)
+    sym, params = discover(module.net.eval(), torch.randn(2, 6)), P.of(module.net)
+    expected = [min_mass(params, sym, mixing=m).excess.item() for m in (False, "only", True)]
+    names = ("mass_excess", "mass_excess/heads", "mass_excess/joint")
+    found = [trainer.callback_metrics[n].item() for n in names]
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert expected[2] >= expected[1] > 0
+    assert [len(row) for _, row in gap.history] == [5] * 2

@@ -1,4 +1,4 @@
-"""Chains in Lightning: what is kept and where, the target, what is warned of."""
+"""Chains in Lightning: what is kept and where, the target, energies, what is warned of."""
 
 import pytest
 import torch
@@ -12,17 +12,16 @@ from lightning_bnn import samplers
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.modules import SGHMC
+from lightning_bnn.modules import HMC, MILE, SGHMC
 from weightsym import params as P
 
-quiet = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def sampler(parameters):
     return samplers.SGHMC(parameters, lr=0.05)
 
 
-@quiet
 @pytest.mark.parametrize(
     ("options", "steps", "in_bank"),
     [
@@ -47,7 +46,6 @@ def test_what_is_kept(options, steps, in_bank, tmp_path):
         assert found == [(s, m) for s in steps for m in range(2)]
 
 
-@quiet
 def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     def run(folder, epochs, ckpt_path=None):
         torch.manual_seed(0)
@@ -78,7 +76,6 @@ def test_a_chain_in_a_bank_resumes_exactly(tmp_path):
     assert len(resumed.state.samples) == 6
 
 
-@quiet
 def test_cycles_keep_networks_while_they_sample():
     module = SGHMC(
         network(), every_n_steps=1, optimizer=sampler,
@@ -97,7 +94,6 @@ def line():
     return Forward(lambda s, x: s.linear(x), linear=nn.Linear(2, 1, bias=False))
 
 
-@quiet
 def test_the_posterior_of_a_bayesian_linear_regression():
     """Thousands of chains; full batches are exact, minibatches add the variance of their noise."""
     torch.manual_seed(0)
@@ -131,7 +127,6 @@ def test_every_group_of_weights_has_the_prior():
     assert [g["prior_precision"] for g in found.param_groups] == [4, 4]
 
 
-@quiet
 def test_seeds_and_fits_have_noise_of_their_own():
     def end(seed, fits=1):
         torch.manual_seed(0)
@@ -154,7 +149,6 @@ def fails(trainer, *_):
         raise RuntimeError("broken")
 
 
-@quiet
 def test_a_bank_is_let_go_of_whatever_goes_wrong(tmp_path):
     """And a fit that is refused leaves what there is."""
     options = {"every_n_steps": 2, "optimizer": sampler, "bank": str(tmp_path / "b")}
@@ -171,7 +165,6 @@ def test_a_bank_is_let_go_of_whatever_goes_wrong(tmp_path):
     assert len(other.state.samples) == 6
 
 
-@quiet
 def test_examples_that_a_loader_drops_are_stated(caplog):
     x, y = Blobs().load().train
     loader = DataLoader(TensorDataset(x, y), batch_size=8, drop_last=True, shuffle=True)
@@ -182,10 +175,94 @@ def test_examples_that_a_loader_drops_are_stated(caplog):
     assert module.num_data == 60
 
 
-@quiet
 def test_before_the_first_sample_the_members_predict():
     module = SGHMC(network(), members=3, burn_in=100, optimizer=sampler)
     fitted(module, max_epochs=1)
     assert predicting(module) == 3
     assert same(module.posterior().networks, module.member_stack())
     assert state(module).keys() == state(SGHMC(network(), members=3)).keys()
+
+
+# ------------------------------------------------------------ energies of all the data
+def few(parameters):
+    """Short trajectories, for what does not depend on their length."""
+    return samplers.HMC(parameters, 0.02, 3, adapt_steps=2)
+
+
+def test_the_energy_is_that_of_all_the_data():
+    """Whatever the batches are; its gradients too."""
+    found = []
+    for batch_size in (7, 60):
+        torch.manual_seed(0)
+        module = HMC(network(), members=2, prior_std=0.7, optimizer=few)
+        data = Blobs(batch_size=batch_size)
+        fitted(module, data, max_epochs=1)
+        module.on_train_start()
+        energies = module.method.energies(module.state, module.run)
+        x, y = data.load().train
+        stack = {n: t.detach().requires_grad_() for n, t in module.member_stack().items()}
+        outputs = P.apply(module.template, stack, x)
+        nll = -outputs.log_softmax(-1)[:, torch.arange(60), y].sum(1)
+        squares = P.ravel(stack, stacked=True)[0].square().sum(1) / (2 * 0.7**2)
+        torch.testing.assert_close(energies, (nll + squares).detach().double())
+        wanted = torch.autograd.grad((nll + squares).sum(), list(stack.values()))
+        for p, grad in zip(module.state.networks.parameters(), wanted, strict=True):
+            torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-4)
+        found.append(energies)
+    assert found[0].shape == (2,)
+
+
+def test_energies_are_exact_in_mixed_precision():
+    """Metropolis' test compares them."""
+    found = []
+
+    class Watched(HMC):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            move = self.method.transition
+            self.method.transition = lambda *args: found.append(move(*args)) or found[-1]
+
+    for precision in ("32-true", "bf16-mixed"):
+        torch.manual_seed(0)
+        fitted(Watched(network(), optimizer=few), max_epochs=1, precision=precision)
+    energies = torch.stack([terms["energy"] for terms in found])
+    assert torch.equal(*energies.chunk(2))
+
+
+def test_statistics_of_batch_norm_stay():
+    torch.manual_seed(0)
+    net = network(batch_norm=True)
+    net[1].running_mean += 1
+    module = HMC(net, members=2, optimizer=few)
+    fitted(module, max_epochs=1)
+    assert torch.equal(module.member_stack()["1.running_mean"], net[1].running_mean.expand(2, -1))
+
+
+def test_acceptance_is_that_of_the_whole_run(tmp_path):
+    def run(epochs, checkpoint=None):
+        torch.manual_seed(0)
+        module, whole = HMC(network(), members=2, optimizer=few), trainer(max_epochs=epochs)
+        whole.fit(module, Blobs(), ckpt_path=checkpoint)
+        whole.save_checkpoint(tmp_path / "it.ckpt")
+        return module.state.notes
+
+    first, whole = run(1), run(3)
+    run(1)
+    resumed = run(3, tmp_path / "it.ckpt")
+    assert resumed["transitions"] == whole["transitions"] == 18
+    assert torch.equal(resumed["acceptance"], whole["acceptance"])
+    assert float(first["acceptance"].sum()) < float(whole["acceptance"].sum()) <= 2 * 18
+
+
+# ------------------------------------------------------------ MILE
+@pytest.mark.parametrize("burn_in", [0, 8])
+def test_nothing_is_kept_of_the_descent_and_the_adaptation(burn_in):
+    sampler = lambda p: samplers.MCLMC(p, 0.05, 2, descent_steps=2, adapt_steps=3)  # noqa: E731
+    module = MILE(network(), members=2, optimizer=sampler, burn_in=burn_in)
+    run = fitted(module, Blobs(batch_size=60), max_epochs=10)
+    kept = 10 - max(burn_in, 5)
+    assert len(module.posterior().networks["0.weight"]) == 2 * kept
+    run.fit_loop.max_epochs = 20  # a second fit, with another sampler
+    run.fit(module, Blobs(batch_size=60))
+    assert len(module.posterior().networks["0.weight"]) == 2 * (kept + 5)
+    assert {"train/energy_variance", "train/memory_length"} <= set(run.callback_metrics)

@@ -1,16 +1,25 @@
 """Members are trained beside each other: limits, chunks, optimizers, starts."""
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from module_cases import fitted, made, network
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
+from module_cases import Blobs, fitted, made, network, trainer
+from processes import on_devices
 from torch import nn
 from torch.func import functional_call
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_bnn._compat import sharding
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch
 from lightning_bnn.methods.run import member_losses
@@ -171,3 +180,38 @@ def test_schedulers(interval, times):
 def test_schedulers_step_as_torch_means_them_to(scheduler, interval):
     module = DeepEnsemble(nn.Linear(2, 3), lr_scheduler=scheduler)
     assert module.configure_optimizers()["lr_scheduler"]["interval"] == interval
+
+
+# ------------------------------------------------------------ pieces of weights
+class DeepSpeedStrategy(SingleDeviceStrategy):
+    """Has the name of the one whose package is not there."""
+
+
+SHARDING = [
+    ("FSDP", lambda: object.__new__(FSDPStrategy)),
+    ("FSDP2", ModelParallelStrategy),
+    ("DeepSpeed", lambda: DeepSpeedStrategy("cpu")),
+    (None, DDPStrategy),
+    (None, lambda: SingleDeviceStrategy("cpu")),
+]
+
+
+@pytest.mark.parametrize(("name", "strategy"), SHARDING)
+def test_what_cuts_weights_into_pieces_has_a_name(name, strategy):
+    assert sharding(SimpleNamespace(strategy=strategy())) == name
+
+
+def refused(method):
+    """What a module says to a strategy of pieces, in each of its stages."""
+    cut = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    fitted, module = trainer(strategy=cut, devices=2), made(method)
+    for stage in (fitted.fit, fitted.test, fitted.predict):
+        with pytest.raises(ValueError, match="not supported under FSDP2: .* take `strategy='ddp'`"):
+            stage(module, Blobs())
+    return True
+
+
+@pytest.mark.e2e
+def test_our_modules_refuse_pieces_in_one_sentence():
+    """Whatever they do with whole networks, they would do with a piece of each."""
+    assert on_devices(2, refused, "mfvi") == [True, True]

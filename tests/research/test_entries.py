@@ -5,6 +5,8 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from bnn_research.entries import Entry, read_entries
+from bnn_research.scales import settings_of
+from bnn_research.width import SCALES
 from lightning_bnn import modules
 
 ROWS = read_entries()
@@ -86,3 +88,20 @@ def test_rows_of_one_title_are_refused(tmp_path):
         (tmp_path / f"{name}.yaml").write_text(f"# {title}\nmethod: MFVI\n")
     with pytest.raises(ValueError, match="must have a unique title .* several have 'A'"):
         read_entries(tmp_path)
+
+
+# ------------------------------------------------------------ scales
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: settings_of(SCALES, "huge"), "`scale` must be one of small, paper"),
+        (lambda: settings_of(SCALES, "small", members=0), "`members` must be positive"),
+        (lambda: settings_of(SCALES, "small", widths=[5, -1]), "`widths` must be positive"),
+    ],
+)
+def test_bad_settings(call, sentence):
+    assert settings_of(SCALES, "small", members=None) == SCALES["small"]  # the controls
+    assert settings_of(SCALES, "small", members=2).members == 2
+    with pytest.raises(ValueError, match=sentence):
+        call()
