@@ -1,5 +1,7 @@
 """Small networks whose channels matrices may mix, for laws of what is done with these."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -146,5 +148,16 @@ MIXING = {
     "centred": (LayerNormed, (3, 3), "5 7", "centred 5"),
 }  # fmt: skip
 """Forwards, inputs, units that change places, and matrices."""
+
+
+def generic(build):
+    """A network whose weights are far from the small ones of a first layer."""
+    model = build()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
 for name, (build, inputs, units, matrices) in MIXING.items():
-    add(name, build, inputs, units, matrices=matrices)
+    add(name, partial(generic, build), inputs, units, matrices=matrices)

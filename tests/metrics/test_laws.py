@@ -75,10 +75,7 @@ def test_examples_that_are_not_there_change_nothing_and_alone_have_no_mean(case)
 
 SURE = torch.eye(4).double()[LABELS]
 RIGHT, WRONG = SURE, SURE.roll(1, -1)
-EYE = torch.eye(3).double()[:, None]
 ZEROS, ONES = torch.zeros(1, 5).double(), torch.ones(1, 5).double()
-NORMAL = torch.special.ndtri(torch.arange(1, 401).double() / 401)
-TRUE = torch.zeros(1, 400).double(), torch.ones(1, 400).double()
 FAR = {k: v + 100 for k, v in WEIGHTS[0].items()}
 EXTREMES = [
     *((cls, (RIGHT, LABELS), (WRONG, LABELS)) for cls in (M.ECE, M.ACE, M.NLL)),

@@ -1,9 +1,7 @@
 """What users do: frozen and tied weights, second fits, callbacks, odd loaders, mistakes."""
 
-import copy
 import gc
 import os
-import pickle
 import weakref
 from functools import partial
 from itertools import islice
@@ -122,13 +120,6 @@ def test_input_gradients():
 
 
 # ------------------------------------------------------------ runs
-@pytest.mark.parametrize("name", ["ensemble", "bethe"])
-def test_pickle_and_copy_after_predictions(name):
-    module, x = made(name), torch.randn(3, 6)
-    fitted(module).predict(module, Blobs())
-    wanted = module.eval()(x)
-    for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
-        assert torch.equal(other(x), wanted)
 
 
 def test_the_size_of_the_data_is_read_anew_for_every_fit():
@@ -411,13 +402,6 @@ def test_a_prior_may_learn():
     assert module.prior.log_std != 0
 
 
-def test_deviations_may_underflow():
-    module = made("mfvi")
-    with torch.no_grad():
-        module.state.log_std[0, 0] = -110
-    trainer().validate(module, Blobs(), verbose=False)
-
-
 # ------------------------------------------------------------ reload
 @pytest.mark.bad_input
 def test_a_checkpoint_of_another_prior_is_warned_of_and_of_another_likelihood_refused(tmp_path):
@@ -512,9 +496,6 @@ def test_what_only_trains_weights_is_averaged(name, average, tmp_path):
         torch.manual_seed(0)
         fitted(one, None, *callbacks, max_epochs=3, default_root_dir=tmp_path)
     assert not any(map(torch.equal, module.parameters(), alone.parameters()))
-
-
-# ------------------------------------------------------------ what is wrong, in one sentence
 
 
 # ------------------------------------------------------------ what modules owe their users

@@ -15,7 +15,7 @@ from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.datamodules import TwoGaussians
 from lightning_bnn.likelihoods import Bernoulli
 from lightning_bnn.models import mlp
-from lightning_bnn.modules import IVON, MFVI, SGHMC, DeepEnsemble
+from lightning_bnn.modules import IVON, MFVI, DeepEnsemble
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -120,20 +120,6 @@ def test_the_seed_is_that_of_torch_unless_one_is_given_or_loaded(tmp_path):
             tmp_path / "it.ckpt", network=network(), weights_only=True, **given
         )
         assert loaded.seed == seed
-
-
-def drawn(seed, module_seed=None):
-    torch.manual_seed(0)
-    net = network()
-    torch.manual_seed(seed)
-    module = SGHMC(net, optimizer=lambda p: samplers.SGHMC(p, 1e-3), seed=module_seed)
-    trainer(max_epochs=1).fit(module, Blobs())
-    return torch.nn.utils.parameters_to_vector(module.parameters())
-
-
-def test_runs_after_other_seeds_have_other_noise():
-    assert not torch.equal(drawn(1), drawn(2))
-    assert torch.equal(drawn(1, 3), drawn(2, 3))
 
 
 class Own(DeepEnsemble):

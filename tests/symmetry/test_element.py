@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from checked_symmetries import close, seeded
-from known_networks import NETWORKS
+from known_networks import NETWORKS, each
 
 from weightsym import (
     Element,
@@ -35,9 +35,6 @@ def known(name):
     return model, x, sym, P.of(model)
 
 
-every = pytest.mark.parametrize("name", NETWORKS)
-
-
 def size(params):
     return max((float(t.abs().max()) for t in params.values() if t.numel()), default=1.0)
 
@@ -63,14 +60,14 @@ def one_by_one(params, sym, values):
     return mix(params, sym, values["matrices"])
 
 
-@every
+@each
 def test_it_does_what_its_parts_do_one_by_one(name):
     _, _, sym, params = known(name)
     values = parts(sym, seeded(1))
     same(Element.of_groups(sym, **values)(params), one_by_one(params, sym, values))
 
 
-@every
+@each
 def test_products_and_inverses(name):
     _, _, sym, params = known(name)
     g, h = (Element.random(sym, seeded(k)) for k in (1, 2))
@@ -84,7 +81,7 @@ def test_products_and_inverses(name):
     assert Element.identity(sym)(params) == params
 
 
-@every
+@each
 def test_members_move_each_by_itself(name):
     _, _, sym, params = known(name)
     stack = P.stack([params, params, params])
@@ -100,7 +97,7 @@ def test_members_move_each_by_itself(name):
     same(g.inverse(moved), stack)
 
 
-@every
+@each
 def test_gradients_are_dual(name):
     """Products of weights and gradients stay; and those of squares are squares."""
     _, _, sym, params = known(name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from checked_symmetries import seeded
-from known_networks import NETWORKS
+from known_networks import NETWORKS, ORDERED, each, marked
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
@@ -33,8 +33,7 @@ SETTINGS = {
     "channels": {"LARGE": 0, "_EXACT": 0},
     "standing": {"_AT_ONCE": 7, "_KEPT": 200},
 }
-every = pytest.mark.parametrize("name", NETWORKS)
-some = pytest.mark.parametrize("name", [n for k, n in enumerate(NETWORKS) if k % 6 == 0])
+some = pytest.mark.parametrize("name", map(marked, ORDERED[::6]))
 
 
 def count_as_large(monkeypatch):
@@ -65,7 +64,7 @@ def moved(params, sym, signs=True):
 
 
 # ------------------------------------------------------------ moving
-@every
+@each
 def test_tensors_move_one_by_one_as_the_whole_network_does(name, as_large):
     _, _, sym, params = known(name)
     g = seeded(1)

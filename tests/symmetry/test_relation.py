@@ -7,8 +7,7 @@ import pytest
 import scipy.stats
 import torch
 from checked_symmetries import seeded
-from known_networks import NETWORKS
-from test_known_networks import ORDERED, REPEATED
+from known_networks import NETWORKS, ORDERED, REPEATED
 from test_matching import noisy
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
