@@ -47,6 +47,16 @@ def _solved():
     return cache._results
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _read_by_all(tmp_path_factory):
+    """Processes of one run share what they read of the networks that are known."""
+    table = sys.modules.get("known_networks.table")
+    if table and "PYTEST_XDIST_WORKER" in os.environ:
+        folder = tmp_path_factory.getbasetemp().parent / "symmetries"
+        folder.mkdir(exist_ok=True)
+        table.SHARED[:] = [folder]
+
+
 @pytest.fixture(scope="module")
 def undrawn():
     """Figures are made and saved, small and not drawn, which takes longer than all else."""

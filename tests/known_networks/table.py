@@ -1,9 +1,13 @@
 """The table of networks whose symmetries are known: each is a forward, its parts, and counts."""
 
 import functools
+import os
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +33,7 @@ class Network:
     `slow` is read by `make bench` only.
     """
 
+    name: str
     build: Callable[[], nn.Module]
     inputs: Any
     groups: str | None = None
@@ -58,12 +63,28 @@ class Network:
     def known(self):
         """The network, its inputs, and its symmetries; nobody changes them."""
         model, x = self.made()
-        return model, x, discover(model, *x)
+        return model, x, read_once(self.name, lambda: discover(model, *x))
 
     def other_inputs(self):
         """Inputs that discovery has not seen: of other lengths, or another batch."""
         torch.manual_seed(1)
         return [tensors(other) for other in self.others or [self.inputs]]
+
+
+SHARED: list[Path] = []
+"""The folder in which the processes of one run tell each other what they have read."""
+
+
+def read_once(name, read):
+    """What a process of this run has read, this one or another."""
+    if not SHARED:
+        return read()
+    path = SHARED[0] / sha256(name.encode()).hexdigest()
+    if not path.exists():
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(pickle.dumps(read()))
+        draft.replace(path)
+    return pickle.loads(path.read_bytes())
 
 
 def tensors(inputs):
@@ -105,7 +126,7 @@ NETWORKS: dict[str, Network] = {}
 def add(name, build, inputs, *counts, **known):
     """One more row, of a module."""
     assert name not in NETWORKS, name
-    NETWORKS[name] = Network(build, inputs, *counts, **known)
+    NETWORKS[name] = Network(name, build, inputs, *counts, **known)
 
 
 _FIELDS = set(Network.__dataclass_fields__)

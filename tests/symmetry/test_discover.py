@@ -36,7 +36,7 @@ LARGE = {  # inputs, groups of permutations, scales, signs
 @pytest.mark.parametrize("name", LARGE)
 def test_large_networks_of_torchvision(name):
     inputs, groups, scales, *signs = LARGE[name]
-    model, x, sym = Network(getattr(torchvision.models, name), inputs).known()
+    model, x, sym = Network(name, getattr(torchvision.models, name), inputs).known()
     assert (len(sym.permutations), sym.scaling_dof) == (groups, scales)
     assert signs in ([], [sym.sign_dof])
     assert not sym.frozen
