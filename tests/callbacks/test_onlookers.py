@@ -6,6 +6,7 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelPruning
 from module_cases import Blobs, said
 from runs import Plain, built, fit, network
 from test_callback_laws import CALLBACKS
@@ -285,3 +286,21 @@ def test_a_network_that_changes_is_found_anew(change, hook, tmp_path):
         ]
         assert found.symmetries.scaling_dof == expected.scaling_dof
     assert len(looks[1].history) in (11, 12)  # one look is left out at most
+
+
+@pytest.mark.parametrize("name", ONLOOKERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_beside_pruning(name, first, tmp_path):
+    """Every epoch renames tensors, and the end takes their names back."""
+    make, looks = CALLBACKS[name]
+    if make is not CALLBACKS["MassGap"][0]:
+        pytest.skip("Lightning prunes layers, which stacks have none of")
+    pruning = partial(ModelPruning, "l1_unstructured", amount=0.2)
+    alone, module = make(), make()
+    fit(alone, pruning(), max_epochs=3)
+    looks = [pruning(), *looks(tmp_path)]
+    looks = looks[:: 1 if first else -1]
+    run = partial(fit, module, *looks, max_epochs=3, default_root_dir=tmp_path)
+    sentences = said("is switched off", run)
+    assert same(module.state_dict().values(), alone.state_dict().values())
+    assert not [s for s in sentences if "bank" not in s and "no units" not in s]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from disk_networks import Experts, normed
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -30,31 +31,10 @@ class Tied(nn.Module):
         return self.head(h + self.down(self.up(h).relu()))
 
 
-class Experts(nn.Module):
-    """Experts that are modules of their own, so that their tensors change places."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(4, 3)
-        layers = (nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)) for _ in range(3))
-        self.experts = nn.ModuleList(layers)
-
-    def forward(self, x):
-        gates = self.gate(x).softmax(-1)
-        return sum(gates[:, k, None] * expert(x) for k, expert in enumerate(self.experts))
-
-
-class Counted(nn.Sequential):
-    """Statistics of batch norms, and a count of batches."""
-
-    def __init__(self):
-        super().__init__(nn.Linear(4, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 2))
-
-
 NETWORKS = {
-    "Tied": (Tied, torch.randint(0, 9, (4, 3)), "4,3:int64"),
-    "Experts": (Experts, torch.randn(8, 4), "8,4"),
-    "Counted": (Counted, torch.randn(8, 4), "8,4"),
+    f"{__name__}.Tied": (Tied, torch.randint(0, 9, (4, 3)), "4,3:int64"),
+    "disk_networks.Experts": (Experts, torch.randn(8, 4), "8,4"),
+    "disk_networks.normed": (normed, torch.randn(8, 4), "8,4"),
 }
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -91,7 +71,7 @@ def copies(name, folder, dtype, suffix):
 @pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
 def test_streamed_equals_whole(name, dtype, suffix, tmp_path, monkeypatch):
     paths, _ = copies(name, tmp_path, dtype, suffix)
-    how = ["--network", f"{__name__}.{name}", "--input", NETWORKS[name][2], "--method", "reference"]
+    how = ["--network", name, "--input", NETWORKS[name][2], "--method", "reference"]
     whole, streamed, plain = (tmp_path / f"{n}.safetensors" for n in ("whole", "streamed", "plain"))
     main(["merge", *paths, *how, "--out", str(whole)])
     monkeypatch.setattr(command, "_LARGE", 0)
@@ -114,14 +94,14 @@ def test_matrices_act_one_tensor_at_a_time(name, tmp_path, monkeypatch):
     moved = [f.apply(network, sym) for f, network in zip(found, others, strict=True)]
     wanted = P.weighted_mean(P.stack([first, *moved]))
     monkeypatch.setattr(command, "_LARGE", 0)
-    how = ["--network", f"{__name__}.{name}", "--input", NETWORKS[name][2], "--method", "mixing"]
+    how = ["--network", name, "--input", NETWORKS[name][2], "--method", "mixing"]
     main(["merge", *paths, *how, "--out", str(tmp_path / "mean.safetensors")])
     for n, t in load_file(tmp_path / "mean.safetensors").items():
         torch.testing.assert_close(t, wanted[n], rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_on_disk_is_a_mapping(tmp_path):
-    paths, sym = copies("Tied", tmp_path, torch.bfloat16, ".safetensors")
+    paths, sym = copies(f"{__name__}.Tied", tmp_path, torch.bfloat16, ".safetensors")
     names = NetworkNames.of(Tied())
     first, second = (fit(open_network(tmp_path / f"{k}.safetensors"), names) for k in (0, 1))
     assert list(first) == list(names.tensors)

@@ -10,7 +10,9 @@ from small_banks import (
     networks,
     refused_or_read,
     restore,
+    signed,
     small_bank,
+    unsigned,
 )
 
 from lightning_bnn.bank import CheckpointBank, export_files
@@ -80,7 +82,41 @@ def test_lines_have_their_places(order, tmp_path):
         manifest.write_bytes(b"".join(lines))
 
 
+def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path):
+    """Somebody who can compute a CRC is told in a sentence, too."""
+    states, files = sound
+    manifest = files["manifest.jsonl"]
+    restore(tmp_path, {**files, "manifest.jsonl": signed(unsigned(manifest))})
+    assert torch.equal(CheckpointBank(tmp_path, "r")[:]["w"], states[-1][0]["w"])  # the control
+    for name, value, message in (
+        ("dtype", "Tensor", "'Tensor' is not a type of numbers"),
+        ("dtype", "int8", "must be a floating type"),
+        ("tensors", {}, "it names no tensors"),
+        *(
+            ("tensors", {"w": [dtype, [2], True]}, f"'{dtype}' is not a type of numbers")
+            for dtype in ("quint8", "qint32", "bits8", "bits16", "float4_e2m1fn_x2", "int4")
+        ),
+        *(
+            ("tensors", {"w": ["float32", shape, True]}, "Line 1 of .* is damaged")
+            for shape in ([2**80], [2**62, 4], [0, 2**62, 2**62], [10**400], [-1], [0.5], "22", 3)
+        ),
+        *(("bank", version, f"has format {version}, but this version") for version in (0, 1, 99)),
+    ):
+        first, *others = unsigned(manifest)
+        restore(tmp_path, {**files, "manifest.jsonl": signed([{**first, name: value}, *others])})
+        for mode in "ar":
+            with pytest.raises(ValueError, match=message):
+                CheckpointBank(tmp_path, mode)
+
+
 # ------------------------------------------------------------ lost lines, lost files
+@pytest.mark.parametrize("content", [b"", bytes(600), b"half a header"])
+def test_a_manifest_that_has_lost_everything(content, sound, tmp_path):
+    restore(tmp_path, {**sound[1], "manifest.jsonl": content})
+    for mode in "ar":
+        with pytest.raises(ValueError, match="does not match networks.bin, .* restore a copy"):
+            CheckpointBank(tmp_path, mode)
+    assert contents(tmp_path) == {**sound[1], "manifest.jsonl": content}
 
 
 @pytest.mark.parametrize("name", ["networks.bin", "manifest.jsonl", ".lock"])

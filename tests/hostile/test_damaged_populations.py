@@ -1,5 +1,7 @@
 """A population of which a file is damaged, or that has no room: one sentence, and it goes on."""
 
+import errno
+import pickle
 import re
 import shutil
 
@@ -103,6 +105,25 @@ def checkpoint(train, tmp_path_factory):
     return folder, path, path.read_bytes()
 
 
+CHECKPOINTS = {
+    "as it was": lambda content: content,
+    **{kind: DAMAGE[kind] for kind in ("empty", "zeros", "cut")},
+    "flipped": flipped,
+    "a pickle": lambda _: pickle.dumps(re.compile("anything")),
+    "a hole": lambda content: content[:100] + bytes(50) + content[150:],
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_damaged_checkpoint_is_skipped(kind, checkpoint, caplog):
+    _, path, content = checkpoint
+    path.write_bytes(CHECKPOINTS[kind](content))
+    found, fine = parts.whole_checkpoint(path.parent.glob("*.ckpt")), kind == "as it was"
+    path.write_bytes(content)
+    assert found == (path if fine else None)
+    assert ("plain data: skipped" in caplog.text) != fine
+
+
 def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
     checkpoint, train, whole, caplog
 ):
@@ -110,3 +131,24 @@ def test_a_part_with_a_damaged_checkpoint_is_trained_from_the_start(
     path.write_bytes(flipped(content))
     same(whole[1], train(folder))
     assert "plain data: skipped" in caplog.text
+
+
+# ------------------------------------------------------------ no room
+def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "part.json"
+    parts.write_whole(path, "before")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        parts.write_whole(path, "after")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_part_that_is_a_link_is_refused(train, finished, tmp_path):
+    part = finished / "parts" / "0000000-0000002"
+    part.rename(tmp_path / "elsewhere")
+    part.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="must be a regular folder, but is a link"):
+        train(finished)

@@ -17,9 +17,12 @@ from shell import script_of
 from small_runs import NET, bank, config
 
 from lightning_bnn.bank import CheckpointBank, import_files
+from lightning_bnn.bank.shipped import bank_card, shipped_path
 from lightning_bnn.cli import main
+from lightning_bnn.doctor.findings import Report
 from lightning_bnn.modules import DeepEnsemble, FromCheckpoints
-from weightsym.networks.files.loading import load
+from lightning_bnn.references.cards import Card
+from weightsym.networks.files.loading import load, read_json
 from weightsym.networks.files.safetensors_format import save_tensors
 from weightsym.networks.files.settings import settings_of_text
 
@@ -250,3 +253,15 @@ def test_configurations_that_grow_are_refused_before_they_do(text, words, here, 
         assert words in capsys.readouterr().err
     few = "\n".join(LAUGHS.splitlines()[:4])
     assert len(settings_of_text(few, "few")["d"]) == 9  # the negative control
+
+
+@pytest.mark.bad_input
+def test_deep_json_is_damaged_and_a_strangers_card_is_none(here):
+    """The reports of a doctor, the rows of a comparison, the card of a reference."""
+    Path("deep.json").write_text("[" * 200_000 + "]" * 200_000)
+    for read in (Report.read, Card.read, read_json):
+        with pytest.raises(ValueError, match=r"deep\.json is "):
+            read(Path("deep.json"))
+    Path("fine/card.yaml").write_text("network: trust me")
+    assert bank_card(Path("fine")) == {}
+    assert "network" in bank_card(shipped_path("mnist_optunets"))

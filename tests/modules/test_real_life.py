@@ -417,7 +417,7 @@ def test_a_checkpoint_of_another_prior_is_warned_of_and_of_another_likelihood_re
     module = MFVI(nn.Linear(6, 1), likelihood=Gaussian(std=0.3), optimizer=adam)
     loader = DataLoader(TensorDataset(torch.randn(10, 6), torch.randn(10, 1)), 5)
     path = saved(fitted(module, loader), tmp_path / "likelihood.ckpt")
-    with pytest.raises(ValueError, match=r"likelihood Gaussian\(fixed\), this module has Cat"):
+    with pytest.raises(ValueError, match=r"likelihood Gaussian\(fixed\), but this module has Cat"):
         load(path, 1)
     loaded = load(path, 1, likelihood=Gaussian(), weights_only=True)
     assert loaded.likelihood.log_std.exp().item() == pytest.approx(0.3)

@@ -17,6 +17,7 @@ import torch
 from cases import Forward
 from checked_symmetries import moved_at_random
 from cpu_draws import cpu_draws
+from known_networks import NETWORKS
 from known_networks.mixing import Decoder
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -159,16 +160,11 @@ def matching(device):
 
 def acted(device):
     """Symmetries that are read off a network there, of units, heads and channels."""
-    found = {}
-    for name, case in NETWORKS.items():
-        torch.manual_seed(0)
-        found[name] = acted_on(*moved(case(), device))
-    return found
+    return {name: acted_on(*moved(NETWORKS[name].made(), device)) for name in ACTED}
 
 
-def acted_on(net, x):
-    net, x = net.double().eval(), x.double() if x.is_floating_point() else x
-    sym, params = S.discover(net, x), P.of(net)
+def acted_on(net, inputs):
+    sym, params = S.discover(net, *inputs), P.of(net)
     one, two = (moved_at_random(params, sym, _generator(k)) for k in (0, 1))
     canonical = S.canonicalise(one, sym)
     kinds = sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts
@@ -179,7 +175,7 @@ def acted_on(net, x):
         "canonical": S.mass(canonical, sym) if sym.linear else canonical,  # up to rotations
         "norms": torch.tensor(list(S.fingerprint(one, sym).norms.values())),
         "average": S.average(P.stack([one, two]), sym),
-        "function": net(x) - torch.func.functional_call(net, one, (x,)),
+        "function": net(*inputs) - torch.func.functional_call(net, one, inputs),
         "rest": torch.tensor(rest),  # of a decoder it takes seconds there
     }
 
@@ -288,16 +284,7 @@ def _generator(seed, device="cpu"):
     return torch.Generator(device).manual_seed(seed)
 
 
-NETWORKS = {
-    "relu": lambda: (mlp(6, [8, 5], 3), torch.randn(2, 6)),
-    "tanh": lambda: (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(2, 6)),
-    "norms": lambda: (network(batch_norm=True), torch.randn(4, 6)),
-    "attention": lambda: (
-        nn.TransformerEncoderLayer(8, 2, 6, 0.0, batch_first=True),
-        torch.randn(2, 5, 8),
-    ),
-    "decoder": lambda: (Decoder(), torch.arange(10).reshape(2, 5) % 5),
-}
+ACTED = ("mlp", "tanh mlp", "norms of padding", "torch's attention", "heads")
 SAMPLERS = {
     "sgld": lambda p: samplers.SGLD(p, lr=0.05, num_data=10),
     "sghmc": lambda p: samplers.SGHMC(p, lr=0.05, num_data=10),
