@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.models import mlp
+from lightning_bnn.predictions import Predictions
 from lightning_bnn.quiet_runs import quiet
 from weightsym.params import check_between, check_count
 
@@ -128,9 +128,10 @@ class _Estimator(BaseEstimator):
         return iter(rows.to(weights.dtype).split(_ROWS))
 
     @torch.no_grad()
-    def _outputs(self, x: ArrayLike) -> Tensor:
-        """Outputs of all networks that predict, ``(networks, rows, outputs)``."""
-        return torch.cat([self.module_.outputs((rows,)) for rows in self._batches(x)], 1)
+    def _predictions(self, x: ArrayLike, targets: Tensor | None = None) -> Any:
+        """What all networks that predict say together."""
+        outputs = torch.cat([self.module_.outputs((rows,)) for rows in self._batches(x)], 1)
+        return Predictions.of(self.module_.likelihood, outputs, targets)
 
     @torch.no_grad()
     def _sampled(self, x: ArrayLike, n: int | None, random_state: Any) -> Tensor:
@@ -189,7 +190,7 @@ class BnnClassifier(ClassifierMixin, _Estimator):
 
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Probabilities of the classes, the mean of the networks that predict."""
-        return self._outputs(X).softmax(-1).mean(0).double().numpy()
+        return self._predictions(X).probs.numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """The most probable classes."""
@@ -246,17 +247,13 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         """
         if intervals is not None:
             check_between("intervals", intervals)
-        outputs = self._outputs(X).double()
-        means, stds = self.module_.likelihood.moments(outputs)
-        stds = stds.expand_as(means)
-        mean = means.mean(0)
+        predictions = self._predictions(X)
+        mean, std = predictions.moments()
         parts = [self._targets(mean)]
         if return_std:
-            variance = stds.square().mean(0) + means.var(0, correction=0)
-            std = variance.detach().sqrt().numpy() * self._targets_scaler.scale_
-            parts.append(self._reshaped(std))
+            parts.append(self._reshaped(std.numpy() * self._targets_scaler.scale_))
         if intervals is not None:
-            band = quantile_band(means, stds, 1 - intervals)
+            band = quantile_band(*predictions.components(), alpha=1 - intervals)
             parts += [self._targets(band.low), self._targets(band.high)]
         return parts[0] if len(parts) == 1 else tuple(parts)
 
@@ -269,15 +266,14 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
 
     def log_prob(self, X: ArrayLike, y: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Log-densities of targets under the mixture of the networks that predict, ``(rows,)``."""
-        outputs, targets = self._outputs(X).double(), np.asarray(y, np.float64)
-        wanted = (outputs.shape[1], *self._shape)
+        check_is_fitted(self)
+        targets, scaler = np.asarray(y, np.float64), self._targets_scaler
+        wanted = (len(np.asarray(X)), *self._shape)
         if targets.shape != wanted:
             raise ValueError(f"`y` must have shape {wanted}, got {targets.shape}.")
-        scaler = self._targets_scaler
         scaled = torch.from_numpy(scaler.transform(targets.reshape(len(targets), -1)))
-        logs = self.module_.likelihood.log_prob(outputs, scaled).detach()
-        mixed = logs.logsumexp(0) - math.log(len(logs))
-        return mixed.numpy() - np.log(scaler.scale_).sum()
+        logs = self._predictions(X, scaled).log_densities()
+        return logs.numpy() - np.log(scaler.scale_).sum()
 
     def _targets(self, values: Tensor) -> NDArray[Any]:
         scaler = self._targets_scaler

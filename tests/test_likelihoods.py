@@ -8,7 +8,7 @@ from scipy.stats import norm
 from torch import distributions as D
 from torch.nn import functional as F
 
-from lightning_bnn.evaluation.evaluators import RegressionEvaluator
+from lightning_bnn.evaluation import Evaluator
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, IsotropicGaussianPrior
 from lightning_bnn.metrics import mutual_information
 
@@ -65,7 +65,7 @@ def test_correlated_noise_is_a_gaussian_with_a_covariance():
     torch.testing.assert_close(std.detach(), covariance.diag().sqrt().expand(2, 5, 3))
     apart = D.Normal(mean, std).log_prob(y).sum(-1)
     assert not torch.allclose(apart, expected)
-    metrics = RegressionEvaluator(likelihood)
+    metrics = Evaluator(likelihood)
     metrics.add(outputs, y)
     joint = (expected.logsumexp(0) - np.log(2)).mean()
     torch.testing.assert_close(metrics.values()["nll"].double(), -joint, rtol=1e-5, atol=0)

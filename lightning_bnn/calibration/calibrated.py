@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration.calibrators import (
-    CLASS_METHODS,
-    GAUSSIAN_METHODS,
-    Predictions,
     Spread,
     Temperature,
     VectorScaling,
-    joint_log_prob,
+    fit,
     method_of,
-    read,
 )
 from lightning_bnn.calibration.conformal import (
     Band,
@@ -37,6 +33,14 @@ from lightning_bnn.metrics.calibration import reliability
 from lightning_bnn.metrics.regression import levels_reached
 from lightning_bnn.metrics.validation import check_choice, check_finite
 from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
+from lightning_bnn.predictions import (
+    ClassPredictions,
+    DensityPredictions,
+    GaussianPredictions,
+    Predictions,
+    Scores,
+    Some,
+)
 from lightning_bnn.tables import text_table
 from weightsym.files import draft_of, load
 from weightsym.params import check_between, keyed_generator
@@ -109,40 +113,25 @@ def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tenso
     return order[count:].sort().values, order[:count].sort().values
 
 
-def class_numbers(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """NLL, ECE, Brier score, accuracy and AURC of predictions of classes.
-
-    Args:
-        probs: ``(batch, classes)``.
-        labels: ``(batch,)``.
-    """
-    return {
-        "nll": float(M.nll(probs, labels)),
-        "ece": float(M.ece(probs, labels)),
-        "brier": float(M.brier_score(probs, labels)),
-        "acc": float((probs.argmax(-1) == labels).double().mean()),
-        "aurc": float(M.aurc(probs, labels)),
-    }
+CLASS_NUMBERS = ("nll", "ece", "brier", "acc", "aurc")
+"""Numbers of predictions of classes before and after calibration."""
 
 
-def gaussian_numbers(
-    means: Tensor, stds: Tensor, targets: Tensor, alpha: int | float = 0.1
-) -> dict[str, float]:
+def gaussian_numbers(predictions: GaussianPredictions, alpha: int | float) -> dict[str, float]:
     """NLL, calibration error of quantiles, coverage and mean width of the central interval.
 
     Args:
-        means: of all networks, ``(samples, batch, ...)``.
-        stds: in the same shape.
-        targets: ``(batch, ...)``.
+        predictions: of examples with targets.
         alpha: what lies outside of the central interval.
     """
-    low, high, _ = quantile_band(means, stds, alpha)
-    inside = (low <= targets) & (targets <= high)
+    mixture, targets = predictions.components(), known_targets(predictions)
+    low, high, _ = quantile_band(*mixture, alpha)
+    intervals = Intervals(low, high)
     return {
-        "nll": -float(joint_log_prob(means.double(), stds.double(), targets.double()).mean()),
-        "qce": float(M.quantile_calibration(means, stds, targets)),
-        "coverage": float(inside.double().mean()),
-        "width": float((high - low).mean()),
+        "nll": -float(predictions.log_densities().mean()),
+        "qce": float(M.quantile_calibration(*mixture, targets)),
+        "coverage": float(intervals.contain(targets).double().mean()),
+        "width": float(intervals.width.mean()),
     }
 
 
@@ -161,9 +150,9 @@ class Calibrated(ABC):
 
     >>> import tempfile
     >>> from lightning_bnn.calibration import calibrated
-    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> outputs = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
     >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
-    >>> found = calibrated(Categorical(), (logits,), labels)
+    >>> found = calibrated(Predictions.of(Categorical(), outputs, labels))
     >>> found.after["nll"] < found.before["nll"]
     True
     >>> path = f"{tempfile.mkdtemp()}/calibration.pt"
@@ -195,10 +184,22 @@ class Calibrated(ABC):
         with torch.no_grad():
             return self.module.outputs(inputs)
 
-    def read(self, outputs: Tensor) -> Predictions:
-        """Convert outputs of all networks ``(samples, batch, ...)`` for the calibrator."""
+    def predictions_of(self, outputs: Tensor) -> Any:
+        """Calibrated predictions, given the outputs of all networks.
+
+        Args:
+            outputs: ``(samples, batch, ...)``.
+        """
         check_finite(outputs, "outputs")
-        return read(self.likelihood, outputs)
+        return finite(Predictions.of(self.likelihood, outputs)).calibrated(self.calibrator)
+
+    @abstractmethod
+    def scores(self, predictions: Any) -> Scores:
+        """Scores of every example with calibrated predictions, and with sets or intervals.
+
+        Args:
+            predictions: of examples with targets, not yet calibrated.
+        """
 
     def save(self, path: str | Path) -> None:
         """Write everything but the networks: tensors and plain data.
@@ -247,17 +248,30 @@ class CalibratedClasses(Calibrated):
         diagrams: reliability before and after, ``(2, 3, bins)``.
 
     >>> from lightning_bnn.calibration import calibrated
-    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> outputs = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
     >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
-    >>> found = calibrated(Categorical(), (logits,), labels, alpha=0.5)
-    >>> type(found).__name__, bool(found.probs_of(logits[:, :1])[0, 0] < 0.9)  # it was 0.98
+    >>> found = calibrated(Predictions.of(Categorical(), outputs, labels), alpha=0.5)
+    >>> type(found).__name__, bool(found.probs_of(outputs[:, :1])[0, 0] < 0.9)  # it was 0.98
     ('CalibratedClasses', True)
-    >>> found.sets_of(logits[:, :1]), found.sets_of(logits[:, :1], alpha=0.1)
+    >>> found.sets_of(outputs[:, :1]), found.sets_of(outputs[:, :1], alpha=0.1)
     (tensor([[ True, False]]), tensor([[True, True]]))
     """
 
     rule: ConformalSets
     diagrams: Tensor
+    measured: ClassVar[Sequence[str]] = ("nll_t", "ece_t", "aurc", "set90", "held90")
+    """Numbers of tables that calibration adds."""
+
+    def scores(self, predictions: ClassPredictions) -> Scores:
+        """Calibrated probabilities, their NLL, and sizes and coverage of sets."""
+        after = finite(predictions).calibrated(self.calibrator)
+        sets = self.rule(after.probs)
+        return {
+            "probs_t": after.probs,
+            "nll_t": -after.log_densities(),
+            "size": sets.sum(-1).double(),
+            "coverage": sets.gather(-1, after.labels[:, None])[:, 0].double(),
+        }
 
     def probs(self, *inputs: Any) -> Tensor:
         """Calibrated probabilities ``(batch, classes)``, in float64.
@@ -273,7 +287,7 @@ class CalibratedClasses(Calibrated):
         Args:
             outputs: ``(samples, batch, ...)``.
         """
-        return self.calibrator(*self.read(outputs))
+        return self.predictions_of(outputs).probs
 
     def sets(self, *inputs: Any, alpha: float | None = None) -> Tensor:
         """Classes that hold the truth as often as was asked for, boolean ``(batch, classes)``.
@@ -318,26 +332,29 @@ class CalibratedGaussian(Calibrated):
 
     Attributes:
         kind: ``"split"`` or ``"cqr"``.
-        means: of all networks on the examples that were kept apart, calibrated.
-        stds: their standard deviations.
-        targets: of these examples.
+        apart: calibrated predictions of the examples that were kept apart.
         reached: shares of the targets below predicted quantiles before and after.
 
     >>> from lightning_bnn.calibration import calibrated
-    >>> targets = torch.tensor([[1.0], [-1.0]]).repeat(100, 1)
-    >>> predictions = torch.zeros(1, 200, 1), torch.full((1, 200, 1), 0.1)  # ten times too narrow
-    >>> found = calibrated(Gaussian(), predictions, targets, method="moments")
-    >>> means, stds = found.calibrator(*predictions)
-    >>> intervals = found.intervals_of_mixture(means, stds)
-    >>> round(stds[0, 0].item(), 4), round(intervals.high[0].item(), 4)
+    >>> outputs, targets = torch.zeros(1, 200, 1), torch.tensor([[1.0], [-1.0]]).repeat(100, 1)
+    >>> narrow = Gaussian(std=0.1)  # ten times too narrow
+    >>> found = calibrated(Predictions.of(narrow, outputs, targets), method="moments")
+    >>> means, stds = found.mixture_of(outputs)
+    >>> round(stds[0, 0].item(), 4), round(found.intervals_of(outputs).high[0].item(), 4)
     (1.0, 1.0)
     """
 
     kind: str
-    means: Tensor
-    stds: Tensor
-    targets: Tensor
+    apart: GaussianPredictions
     reached: Tensor
+    measured: ClassVar[Sequence[str]] = ("interval90", "held90")
+    """Numbers of tables that calibration adds."""
+
+    def scores(self, predictions: GaussianPredictions) -> Scores:
+        """Width and coverage of intervals, means over targets."""
+        intervals = self._intervals(predictions.calibrated(self.calibrator), self.alpha)
+        held = intervals.contain(known_targets(predictions)).double()
+        return {"width": intervals.width.mean(-1), "coverage": held.mean(-1)}
 
     def mixture(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Calibrated means and standard deviations of all networks, ``(samples, batch, targets)``.
@@ -353,7 +370,7 @@ class CalibratedGaussian(Calibrated):
         Args:
             outputs: ``(samples, batch, ...)``.
         """
-        return self.calibrator(*self.read(outputs))
+        return self.predictions_of(outputs).components()
 
     def intervals(self, *inputs: Any, alpha: float | None = None) -> Intervals:
         """Intervals that hold the truth as often as was asked for.
@@ -371,32 +388,24 @@ class CalibratedGaussian(Calibrated):
             outputs: ``(samples, batch, ...)``.
             alpha: the share of targets that may lie outside.
         """
-        return self.intervals_of_mixture(*self.mixture_of(outputs), alpha)
-
-    def intervals_of_mixture(
-        self, means: Tensor, stds: Tensor, alpha: float | None = None
-    ) -> Intervals:
-        """Intervals, given a calibrated mixture.
-
-        Args:
-            means: of all networks, ``(samples, batch, targets)``.
-            stds: in the same shape.
-            alpha: the share of targets that may lie outside.
-        """
         alpha = self.alpha if alpha is None else alpha
-        band = self._band(self.means, self.stds, alpha)
-        rule = conformal_intervals(band, self.targets, alpha)
-        return rule(self._band(means, stds, alpha))
+        return self._intervals(self.predictions_of(outputs), alpha)
 
-    def _band(self, means: Tensor, stds: Tensor, alpha: float) -> Band:
-        return mean_band(means, stds) if self.kind == "split" else quantile_band(means, stds, alpha)
+    def _intervals(self, predictions: GaussianPredictions, alpha: float) -> Intervals:
+        """Intervals around calibrated predictions."""
+        known, new = (self._band(p, alpha) for p in (self.apart, predictions))
+        return conformal_intervals(known, known_targets(self.apart), alpha)(new)
+
+    def _band(self, predictions: GaussianPredictions, alpha: float) -> Band:
+        mixture = predictions.components()
+        return mean_band(*mixture) if self.kind == "split" else quantile_band(*mixture, alpha)
 
     def headline(self) -> str:
         """Describe in one line what was fitted, and to how much."""
         bound = " (at its bound)" if self.calibrator.at_bound else ""
         return (
             f"standard deviations times {self.calibrator.value:.4f}{bound} ({self.method}), fitted "
-            f"to {self.fitted_to} examples; {len(self.targets)} others give the numbers, and "
+            f"to {self.fitted_to} examples; {self.apart.examples} others give the numbers, and "
             f"{self.kind} intervals of {1 - self.alpha:.4g}"
         )
 
@@ -406,21 +415,17 @@ class CalibratedGaussian(Calibrated):
 
 
 _KINDS: tuple[Any, ...] = (
-    CalibratedClasses, CalibratedGaussian, Temperature, VectorScaling, Spread,
+    CalibratedClasses, CalibratedGaussian, GaussianPredictions, Temperature, VectorScaling, Spread,
     ConformalSets, Categorical, Bernoulli, Gaussian,
 )  # fmt: skip
 """Classes whose objects files may hold."""
 
 
-Part = tuple[list[Tensor], Tensor]
-"""Predictions of some examples, and their targets."""
 _INTERVALS = ("split", "cqr")
 
 
 def calibrated(
-    likelihood: nn.Module,
     predictions: Predictions,
-    targets: Tensor,
     method: str | None = None,
     alpha: int | float = 0.1,
     score: str | None = None,
@@ -432,9 +437,7 @@ def calibrated(
     """Fit a calibrator to one part of held-out predictions, and test it and make sets by the other.
 
     Args:
-        likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
-        predictions: of all networks, as `read` gives them.
-        targets: of the examples.
+        predictions: of examples that no network was trained on, with their targets.
         method: of classes ``"temperature"`` or ``"vector"``, of the mean prediction; of numbers
             ``"spread"`` or ``"moments"``.
         alpha: the error rate of sets or intervals.
@@ -445,67 +448,77 @@ def calibrated(
         module: what predicts, kept for new inputs.
 
     >>> from lightning_bnn.likelihoods import Categorical
-    >>> logits = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
+    >>> outputs = torch.tensor([[[4.0, 0.0]]]).repeat(1, 400, 1)
     >>> labels = (torch.arange(400) % 4) // 3  # a quarter is of the other class
-    >>> found = calibrated(Categorical(), (logits,), labels, held_out=0.25)
+    >>> found = calibrated(Predictions.of(Categorical(), outputs, labels), held_out=0.25)
     >>> found.fitted_to, found.calibrator.value > 1  # the predictions were too sure
     (300, True)
     """
-    method = method_of(likelihood, method)
-    check_finite(targets, "targets")
-    for values in predictions:
-        check_finite(values, "predictions")
-        if values.shape[1] != len(targets):
-            raise ValueError(
-                f"`targets` must be one for each of {values.shape[1]} predicted examples, got "
-                f"{len(targets)}."
-            )
-    if method not in GAUSSIAN_METHODS and bool((targets != targets.long()).any()):
-        raise ValueError("`targets` must be class indices, got numbers that are not whole.")
-    rows, test_rows = split_rows(len(targets), held_out, seed)
-    fit_part = [p[:, rows] for p in predictions], targets[rows]
-    others = [p[:, test_rows] for p in predictions], targets[test_rows]
-    common = {"method": method, "alpha": float(alpha), "fitted_to": len(rows),
-              "likelihood": likelihood, "module": module}  # fmt: skip
-    if method in GAUSSIAN_METHODS:
-        return _gaussian(
-            fit_part, others, common, check_choice("score", score or "split", _INTERVALS)
+    method = method_of(predictions.likelihood, method)
+    if isinstance(predictions, DensityPredictions):
+        raise ValueError("Classes at several positions are not calibrated.")
+    predictions = finite(predictions)
+    rows, test_rows = split_rows(predictions.examples, held_out, seed)
+    calibrator = fit(predictions.rows(rows), method)
+    before: Any = predictions.rows(test_rows)
+    after = before.calibrated(calibrator)
+    common = {"method": method, "calibrator": calibrator, "alpha": float(alpha),
+              "fitted_to": len(rows), "likelihood": predictions.likelihood,
+              "module": module}  # fmt: skip
+    if isinstance(after, ClassPredictions):
+        rule: dict[str, Any] = {"score": score or "thr", "by_class": by_class, "seed": seed}
+        return CalibratedClasses(
+            **common,
+            before=before.numbers(*CLASS_NUMBERS),
+            after=after.numbers(*CLASS_NUMBERS),
+            rule=conformal_sets(after.probs, after.labels, alpha, **rule),
+            diagrams=torch.stack([torch.stack(diagram(p)) for p in (before, after)]),
         )
-    rule = {"score": score or "thr", "by_class": by_class, "seed": seed}
-    return _classes(fit_part, others, common, rule)
-
-
-def _classes(
-    validation: Part, others: Part, common: dict[str, Any], rule: dict[str, Any]
-) -> CalibratedClasses:
-    ((logits,), labels), ((other_logits,), other_labels) = validation, others
-    calibrator = CLASS_METHODS[common["method"]](logits, labels.long())
-    logits, labels = other_logits, other_labels.long()
-    each = Temperature(1.0)(logits), calibrator(logits)
-    before, after = (class_numbers(probs, labels) for probs in each)
-    diagrams = [torch.stack(list(diagram(probs, labels))) for probs in each]
-    sets = conformal_sets(each[1], labels, common["alpha"], **rule)
-    return CalibratedClasses(
-        calibrator=calibrator, before=before, after=after, rule=sets,
-        diagrams=torch.stack(diagrams), **common,
-    )  # fmt: skip
-
-
-def diagram(probs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """Reliability of the likeliest classes, see `lightning_bnn.metrics.reliability`."""
-    confidence, predicted = probs.max(-1)
-    return tuple(t.double() for t in reliability(confidence, predicted == labels))
-
-
-def _gaussian(
-    validation: Part, others: Part, common: dict[str, Any], kind: str
-) -> CalibratedGaussian:
-    calibrator = GAUSSIAN_METHODS[common["method"]](*validation[0], validation[1])
-    (means, stds), targets = others
-    each = (means, stds), calibrator(means, stds)
-    before, after = (gaussian_numbers(m, s, targets, common["alpha"]) for m, s in each)
-    reached = torch.stack([levels_reached(M.pit(m, s, targets)).mean(1) for m, s in each])
     return CalibratedGaussian(
-        calibrator=calibrator, before=before, after=after, kind=kind, means=each[1][0],
-        stds=each[1][1], targets=targets.double(), reached=reached, **common,
-    )  # fmt: skip
+        **common,
+        before=gaussian_numbers(before, alpha),
+        after=gaussian_numbers(after, alpha),
+        kind=check_choice("score", score or "split", _INTERVALS),
+        apart=after,
+        reached=torch.stack([shares_below(p) for p in (before, after)]),
+    )
+
+
+def finite(predictions: Some) -> Some:
+    """Predictions as calibrators take them: finite, with class indices for targets of classes.
+
+    Args:
+        predictions: whose targets may be unknown.
+    """
+    of_classes, targets = isinstance(predictions, ClassPredictions), predictions.targets
+    if targets is not None:
+        check_finite(targets, "targets")
+        if len(targets) != predictions.examples:
+            raise ValueError(
+                f"`targets` must be one for each of {predictions.examples} predicted examples, "
+                f"got {len(targets)}."
+            )
+        if of_classes and bool((targets != targets.long()).any()):
+            raise ValueError("`targets` must be class indices, got numbers that are not whole.")
+        predictions = replace(predictions, targets=targets.long() if of_classes else targets)
+    for values in predictions.tensors().values():
+        check_finite(values, "predictions")
+    return predictions
+
+
+def known_targets(predictions: Predictions) -> Tensor:
+    """Targets in float64, which there must be."""
+    assert predictions.targets is not None
+    return predictions.targets.double()
+
+
+def diagram(predictions: ClassPredictions) -> list[Tensor]:
+    """Reliability of the likeliest classes, see `lightning_bnn.metrics.reliability`."""
+    confidence, predicted = predictions.probs.max(-1)
+    return [t.double() for t in reliability(confidence, predicted == predictions.labels)]
+
+
+def shares_below(predictions: GaussianPredictions) -> Tensor:
+    """Shares of the targets below predicted quantiles."""
+    u = M.pit(*predictions.components(), known_targets(predictions))
+    return levels_reached(u).mean(1)

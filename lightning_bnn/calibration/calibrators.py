@@ -11,32 +11,23 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from scipy.optimize import minimize, minimize_scalar
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
-from lightning_bnn.metrics.gaussian_mixture import components, log_density, mixture_moments
+from lightning_bnn.metrics.gaussian_mixture import (
+    components,
+    log_density,
+    log_mean_exp,
+    mixture_moments,
+)
 from lightning_bnn.metrics.validation import check_choice, check_finite, check_labels, logits_of
+from lightning_bnn.predictions import (
+    ClassPredictions,
+    GaussianPredictions,
+    Predictions,
+    kind_of,
+)
 from weightsym.params import check_positive
-
-
-def class_logits(likelihood: nn.Module, outputs: Tensor) -> Tensor:
-    """Outputs of networks as logits of classes ``(samples, batch, classes)``.
-
-    Args:
-        likelihood: ``Categorical``, or ``Bernoulli``, whose one logit becomes two.
-        outputs: of every network.
-
-    >>> from lightning_bnn.likelihoods import Bernoulli
-    >>> outputs = torch.tensor([[[2.0]]])
-    >>> probs = class_logits(Bernoulli(), outputs).softmax(-1)
-    >>> torch.allclose(probs[..., 1:].float(), outputs.sigmoid())
-    True
-    """
-    logits = outputs.double()
-    if isinstance(likelihood, Bernoulli):
-        logits = torch.cat([torch.zeros_like(logits), logits], -1)
-    return logits
 
 
 def checked_logits(logits: Tensor) -> Tensor:
@@ -69,19 +60,6 @@ def checked_pair(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits, labels.long()
 
 
-def log_mean_probs(logits: Tensor) -> Tensor:
-    """Logarithms of the mean probabilities of several networks, ``(batch, classes)``.
-
-    Args:
-        logits: ``(samples, batch, classes)``.
-
-    >>> log_mean_probs(torch.zeros(3, 1, 2)).exp()
-    tensor([[0.5000, 0.5000]])
-    """
-    samples = torch.full((), len(logits), dtype=logits.dtype, device=logits.device)
-    return logits.log_softmax(-1).logsumexp(0) - samples.log()
-
-
 def pooled(logits: Tensor) -> Tensor:
     r"""The mean prediction of several networks as one network, ``(1, batch, classes)``.
 
@@ -93,7 +71,11 @@ def pooled(logits: Tensor) -> Tensor:
     >>> pooled(torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]])).softmax(-1)
     tensor([[[0.5000, 0.5000]]], dtype=torch.float64)
     """
-    return log_mean_probs(checked_logits(logits))[None]
+    return _pooled(checked_logits(logits))[None]
+
+
+def _pooled(logits: Tensor) -> Tensor:
+    return log_mean_exp(logits.log_softmax(-1))
 
 
 _GRID = 41
@@ -150,7 +132,7 @@ class Temperature:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Calibrated probabilities ``(batch, classes)`` of ``(samples, batch, classes)``."""
-        return log_mean_probs(checked_logits(logits) / self.value).exp()
+        return _pooled(checked_logits(logits) / self.value).exp()
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> Temperature:
@@ -179,7 +161,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> Temperature:
     logits, labels = checked_pair(logits, labels)
 
     def loss(temperature: float) -> float:
-        return -float(log_mean_probs(logits / temperature).gather(-1, labels[:, None]).mean())
+        return -float(_pooled(logits / temperature).gather(-1, labels[:, None]).mean())
 
     if bool((logits == logits[..., :1]).all()):
         return Temperature(1.0)  # every temperature does the same
@@ -360,66 +342,53 @@ def joint_log_prob(means: Tensor, stds: Tensor, targets: Tensor) -> Tensor:
         targets: ``(batch, ...)``.
     """
     logs = log_density(means, stds, targets)
-    return logs.reshape(*logs.shape[:2], -1).sum(-1).logsumexp(0) - math.log(len(means))
+    return log_mean_exp(logs.reshape(*logs.shape[:2], -1).sum(-1))
 
 
 def _loss(value: float, means: Tensor, stds: Tensor, targets: Tensor) -> float:
     return -float(joint_log_prob(*Spread(value)(means, stds), targets).mean())
 
 
-Predictions = tuple[Tensor, ...]
-"""Logits of classes, or means and standard deviations; examples are the second dimension."""
-CLASS_METHODS: dict[str, Callable[..., Any]] = {
-    "temperature": fit_temperature,
-    "vector": fit_vector,
+METHODS: dict[type[Predictions], dict[str, Callable[[Any], Any]]] = {
+    ClassPredictions: {
+        "temperature": lambda p: fit_temperature(p.log_probs, p.labels),
+        "vector": lambda p: fit_vector(p.log_probs, p.labels),
+    },
+    GaussianPredictions: {
+        "spread": lambda p: fit_spread(*p.components(), targets=p.targets),
+        "moments": lambda p: fit_spread(*p.components(), targets=p.targets, fit="moments"),
+    },
 }
-"""Of the mean prediction of classes."""
-GAUSSIAN_METHODS: dict[str, Callable[..., Any]] = {
-    "spread": fit_spread,
-    "moments": lambda means, stds, targets: fit_spread(means, stds, targets, "moments"),
-}
-"""Of predictions of numbers: the standard deviation is multiplied."""
+"""Functions that fit a calibrator to predictions with their targets, by kind and name."""
 
 
-def method_of(likelihood: nn.Module, name: str | None = None) -> str:
+def method_of(likelihood: Any, name: str | None = None) -> str:
     """The name of a calibrator that fits a likelihood, by default the first one.
 
     Args:
         likelihood: ``Categorical``, ``Bernoulli`` or ``Gaussian``.
         name: of the calibrator.
 
+    >>> from lightning_bnn.likelihoods import Categorical, Gaussian
     >>> method_of(Categorical()), method_of(Gaussian()), method_of(Gaussian(), "moments")
     ('temperature', 'spread', 'moments')
     """
-    if isinstance(likelihood, (Categorical, Bernoulli)):
-        names = tuple(CLASS_METHODS)
-    elif isinstance(likelihood, Gaussian) and likelihood.noise == "correlated":
-        raise ValueError("Targets with correlated noise are not calibrated, only one by one.")
-    elif isinstance(likelihood, Gaussian):
-        names = tuple(GAUSSIAN_METHODS)
-    else:
+    names = tuple(METHODS.get(kind_of(likelihood), ()))
+    if not names:
         raise ValueError(
             "`likelihood` must be Categorical, Bernoulli or Gaussian to be calibrated, got "
             f"{type(likelihood).__name__}."
         )
+    if getattr(likelihood, "noise", None) == "correlated":
+        raise ValueError("Targets with correlated noise are not calibrated, only one by one.")
     return names[0] if name is None else check_choice("method", name, names)
 
 
-@torch.no_grad()
-def read(likelihood: Any, outputs: Tensor) -> Predictions:
-    """Convert the outputs of all networks on a batch to what a calibrator takes.
+def fit(predictions: Predictions, method: str) -> Any:
+    """Fit a calibrator to predictions and their targets.
 
     Args:
-        likelihood: says what outputs mean.
-        outputs: ``(samples, batch, ...)``.
-
-    >>> outputs = torch.zeros(5, 8, 3)  # of five networks
-    >>> [part.shape for part in read(Categorical(), outputs)]  # their mean
-    [torch.Size([1, 8, 3])]
-    >>> [part.shape for part in read(Gaussian(), outputs)]  # means and deviations
-    [torch.Size([5, 8, 3]), torch.Size([5, 8, 3])]
+        predictions: of held-out examples.
+        method: name of the calibrator.
     """
-    if isinstance(likelihood, Gaussian):
-        means, stds = likelihood.moments(outputs.double())
-        return means, stds.contiguous()
-    return (pooled(class_logits(likelihood, outputs)),)
+    return METHODS[type(predictions)][method](predictions)

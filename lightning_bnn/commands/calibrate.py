@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from lightning_bnn import metrics as M
-from lightning_bnn.calibration import Calibrated, Temperature, calibrated
+from lightning_bnn.calibration import Calibrated, calibrated
 from lightning_bnn.calibration.calibrated import (
+    CLASS_NUMBERS,
     CalibratedClasses,
-    class_numbers,
     diagram,
     gaussian_numbers,
+    shares_below,
 )
 from lightning_bnn.calibration.calibrators import method_of
-from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.evaluation.draws import predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem, read_problem
 from lightning_bnn.evaluation.run_settings import has_other_data
-from lightning_bnn.evaluation.scores import calibrator_inputs
 from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior, read_posterior
 from lightning_bnn.findings import Findings, publish, results_folder
-from lightning_bnn.metrics.regression import levels_reached
 from lightning_bnn.plots.predictions import quantiles_figure, reliability_figures
+from lightning_bnn.predictions import numbers
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Cell, Table
 
@@ -87,25 +87,23 @@ def calibrate(
     options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
     with quiet():
         stored = read_posterior(location.path.name, location, problem, samples)
-        fitted, predicted, targets = _fitted(stored, problem, method, samples, seed, **options)
+        fitted, predicted = _fitted(stored, problem, method, samples, seed, **options)
     folder = results_folder(out, "calibrate")
     settings = {**stored.origin, "config": str(config), "samples": samples, "seed": seed, **options}
     fitted.save(folder / "calibration.pt")
-    publish(_findings(fitted, predicted, targets, settings), folder)
+    publish(_findings(fitted, predicted, settings), folder)
 
 
-def _findings(
-    calibration: Calibrated, predicted: Any, targets: Tensor, settings: dict[str, Any]
-) -> Findings:
+def _findings(calibration: Calibrated, predicted: Any, settings: dict[str, Any]) -> Findings:
     """Return the table before and after on the test data, with its figures."""
     of_classes = isinstance(calibration, CalibratedClasses)
     columns = _CLASS_COLUMNS if of_classes else _GAUSSIAN_COLUMNS
-    numbers, figures = (_classes if of_classes else _gaussians)(calibration, predicted, targets)
+    test, figures = (_classes if of_classes else _gaussians)(calibration, predicted)
     rows: list[list[Cell]] = [
-        [name, *(values[key] for key in columns)] for name, values in numbers.items()
+        [name, *(values[key] for key in columns)] for name, values in test.items()
     ]
     note = (
-        f"{len(targets)} examples. Before: {'sets' if of_classes else 'intervals'} of "
+        f"{predicted.examples} examples. Before: {'sets' if of_classes else 'intervals'} of "
         f"{1 - calibration.alpha:.4g} from the probabilities; after: conformal."
     )
     table = Table("Test data", ["", *columns.values()], rows, 4, note)
@@ -114,29 +112,28 @@ def _findings(
     return Findings("calibrate", title, {"calibrate": table}, figures, (), settings)
 
 
-def _classes(calibration: Any, predicted: Any, targets: Tensor) -> Test:
-    labels = targets.long()
-    before, after = Temperature(1.0)(*predicted), calibration.calibrator(*predicted)
-    sets = {"before": credible_sets(before, calibration.alpha), "after": calibration.rule(after)}
-    numbers, diagrams = {}, {}
-    for name, probs in (("before", before), ("after", after)):
-        size, coverage = M.set_size(sets[name]), M.set_coverage(sets[name], labels)
-        numbers[name] = class_numbers(probs, labels)
-        numbers[name] |= {"size": float(size), "coverage": float(coverage)}
-        diagrams[name] = diagram(probs, labels)
-    return numbers, {"reliability": reliability_figures(diagrams)}
-
-
-def _gaussians(calibration: Any, predicted: Any, targets: Tensor) -> Test:
-    mixtures = {"before": predicted, "after": calibration.calibrator(*predicted)}
-    numbers = {
-        n: gaussian_numbers(m, s, targets, calibration.alpha) for n, (m, s) in mixtures.items()
+def _classes(calibration: Any, predicted: Any) -> Test:
+    before, after = predicted, predicted.calibrated(calibration.calibrator)
+    credible = credible_sets(before.probs, calibration.alpha)
+    sizes = numbers(calibration.scores(predicted), ("size", "coverage"))
+    plain = {
+        "size": float(M.set_size(credible)),
+        "coverage": float(M.set_coverage(credible, before.labels)),
     }
-    intervals = calibration.intervals_of_mixture(*mixtures["after"])
-    coverage = intervals.contain(targets).double().mean()
-    numbers["after"] |= {"width": float(intervals.width.mean()), "coverage": float(coverage)}
-    shares = {n: levels_reached(M.pit(m, s, targets)).mean(1) for n, (m, s) in mixtures.items()}
-    return numbers, {"quantiles": quantiles_figure(shares)}
+    test = {
+        "before": {**before.numbers(*CLASS_NUMBERS), **plain},
+        "after": {**after.numbers(*CLASS_NUMBERS), **sizes},
+    }
+    diagrams = {"before": diagram(before), "after": diagram(after)}
+    return test, {"reliability": reliability_figures(diagrams)}
+
+
+def _gaussians(calibration: Any, predicted: Any) -> Test:
+    after = predicted.calibrated(calibration.calibrator)
+    both = {"before": predicted, "after": after}
+    test = {name: gaussian_numbers(p, calibration.alpha) for name, p in both.items()}
+    test["after"] |= numbers(calibration.scores(predicted), ("width", "coverage"))
+    return test, {"quantiles": quantiles_figure({n: shares_below(p) for n, p in both.items()})}
 
 
 def _fitted(
@@ -146,26 +143,21 @@ def _fitted(
     samples: int,
     seed: int,
     **options: Any,
-) -> tuple[Calibrated, Any, Tensor]:
-    """Fit a calibrator to the validation data, and return predictions and targets of the test."""
-    likelihood = posterior.likelihood
-    method = method_of(likelihood, method)
-    validation, test = problem.validation_sets(), problem.test_set()
+) -> tuple[Calibrated, Any]:
+    """Fit a calibrator to the validation data, and predict the test data."""
+    method = method_of(posterior.likelihood, method)
+    sets = [*problem.validation_sets(), problem.test_set()]
     share = max(1, samples // len(posterior.predictors))
     of_modes = [
-        predictions_of_mode(
-            mode, posterior.network, likelihood, [*validation, test], (share,), seed, k
-        )
+        predictions_of_mode(mode, posterior.network, posterior.likelihood, sets, (share,), seed, k)
         for k, mode in enumerate(posterior.predictors)
     ]
-    *of_validation, predicted = (
-        calibrator_inputs(type(parts[0]).stacked(parts).mean())
-        for parts in ([mode[s][0] for mode in of_modes] for s in range(len(validation) + 1))
+    *validated, predicted = (
+        parts[0].stacked(parts).mean()
+        for parts in ([mode[s][0] for mode in of_modes] for s in range(len(sets)))
     )
-    validated = tuple(torch.cat(parts, 1) for parts in zip(*of_validation, strict=True))
-    targets = torch.cat([batches.targets() for batches in validation])
-    fitted = calibrated(likelihood, validated, targets, method, seed=seed, **options)
-    return fitted, predicted, test.targets()
+    fitted = calibrated(predicted.joined(validated), method, seed=seed, **options)
+    return fitted, predicted
 
 
 def credible_sets(probs: Tensor, alpha: float) -> Tensor:

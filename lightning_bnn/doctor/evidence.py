@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,10 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.evaluation.predictions import has_classes, predictor_of
+from lightning_bnn.evaluation.draws import predictor_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.metrics.gaussian_mixture import log_mean_exp
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.sources import network_of
+from lightning_bnn.predictions import Predictions, has_classes
 from weightsym.params import Params, first_line, keyed_generator
 
 T = TypeVar("T")
@@ -220,9 +221,13 @@ class Evidence:
 
     def log_densities(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         """The same for the mean prediction of each mode, ``(modes, examples)``."""
-        likelihood: Any = self.likelihood
-        rows = [likelihood.log_prob(o, targets.to(o.device)) for o in outputs]
-        return torch.stack([log_mean_exp(row.double()) for row in rows])
+        modes = [Predictions.of(self.likelihood, o, targets) for o in outputs]
+        return torch.stack([mode.log_densities() for mode in modes])
+
+    def together(self, outputs: Sequence[Tensor], targets: Tensor) -> Any:
+        """The prediction of all modes: mean probabilities, or one Gaussian with their moments."""
+        modes = [Predictions.of(self.likelihood, o, targets).matched() for o in outputs]
+        return modes[0].stacked(modes).mean().matched()
 
     def gain(self, outputs: Sequence[Tensor], examples: Examples) -> Tensor:
         """Nats that every example gains over the best answer that does not look at inputs."""
@@ -271,15 +276,6 @@ def _forward_at(forward: Callable[..., Any], likelihood: Categorical, *inputs: A
     return every[torch.arange(len(position), device=position.device), position]
 
 
-def log_mean_exp(rows: Tensor) -> Tensor:
-    """Logarithm of the mean over the first dimension of densities, given their logarithms.
-
-    >>> log_mean_exp(torch.tensor([[0.2], [0.4]]).log()).exp()
-    tensor([0.3000])
-    """
-    return rows.logsumexp(0) - math.log(len(rows))
-
-
 def frequencies(targets: Tensor, classes: int) -> Tensor:
     """Frequencies of classes, each counted once more than it was seen.
 
@@ -301,4 +297,5 @@ def constant_log_density(training_targets: Tensor, targets: Tensor, classes: int
     if classes is not None:
         return frequencies(training_targets, classes).log()[targets.long()]
     mean, std = training_targets.double().mean(0), training_targets.double().std(0).clamp_min(1e-12)
-    return torch.distributions.Normal(mean, std).log_prob(targets.double()).flatten(1).sum(1)
+    logs = torch.distributions.Normal(mean, std).log_prob(targets.double())
+    return logs.reshape(len(targets), -1).sum(1)

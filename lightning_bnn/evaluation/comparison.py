@@ -6,6 +6,7 @@ import functools
 import json
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import nn
 from tqdm.auto import tqdm
 
 import lightning_bnn
+from lightning_bnn.calibration import calibrated
+from lightning_bnn.evaluation.draws import draw, predictions_of_mode
 from lightning_bnn.evaluation.errors import Numbers, bootstrap, jackknife, left_out, over_modes
-from lightning_bnn.evaluation.evaluators import Score
-from lightning_bnn.evaluation.predictions import draw, has_classes, predictions_of_mode
+from lightning_bnn.evaluation.evaluators import NumbersOf, Score, numbers_of
 from lightning_bnn.evaluation.problem import Problem, StoredBatches, read_problem
 from lightning_bnn.evaluation.reference_networks import (
     Options,
@@ -27,16 +29,15 @@ from lightning_bnn.evaluation.reference_networks import (
     rhat_of_predictions,
 )
 from lightning_bnn.evaluation.run_settings import has_other_data
-from lightning_bnn.evaluation.scores import NumbersOf, calibrated_numbers, numbers_of
 from lightning_bnn.evaluation.stored_posteriors import (
     Location,
     StoredPosterior,
     digest_of_file,
     read_posterior,
 )
-from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.posteriors.sources import network_of
+from lightning_bnn.predictions import DensityPredictions, Predictions, kind_of
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured
 from weightsym import params as P
@@ -80,7 +81,7 @@ def rows_of(
         reference: what it is compared with.
         sets: data, the first in distribution.
         score: that detects out-of-distribution examples.
-        predicted: of `reference_predictions`: what the reference predicts in distribution.
+        predicted: what the reference predicts in distribution.
         validation: data that predictions are calibrated on, if there are any.
     """
     posterior = _at_most(posterior, reference)
@@ -166,11 +167,10 @@ def _quality(
             "name the checkpoint of the run in place of a bank or a folder."
         )
     likelihood = posterior.likelihood
-    targets, unit = sets[0].targets(), sets[0].target_std()
-    predicts = isinstance(likelihood, Gaussian) or (has_classes(likelihood) and targets.ndim == 1)
+    predicts = kind_of(likelihood, sets[0].targets()) is not DensityPredictions
     sets = sets if predicts else sets[:1]  # others say nothing without targets
-    calibrated = predicts and getattr(likelihood, "noise", None) != "correlated"
-    held_out = [] if validation is None or not calibrated else [validation]
+    is_calibrated = predicts and getattr(likelihood, "noise", None) != "correlated"
+    held_out = [] if validation is None or not is_calibrated else [validation]
     of_modes = [
         predictions_of_mode(
             mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),
@@ -179,29 +179,26 @@ def _quality(
         for k, mode in enumerate(posterior.predictors)
     ]  # fmt: skip
 
-    def numbers(of_sets: Sequence[Any]) -> NumbersOf:
+    def numbers(of_sets: Sequence[Predictions]) -> NumbersOf:
         tested, validated = of_sets[: len(sets)], of_sets[len(sets) :]
-        plain = numbers_of(likelihood, tested, targets, score, predicted, unit)
-        if not held_out:
-            return plain
-        known_targets = held_out[0].targets()
-        more = calibrated_numbers(
-            likelihood, validated[0], tested[0], known_targets, targets, reference.seed
-        )
-        return lambda *rows: {**plain(*rows), **more(*rows[:1])}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # tables say what is calibrated
+            calibration = calibrated(validated[0], seed=reference.seed) if validated else None
+        return numbers_of(tested, score, predicted, sets[0].target_std(), calibration)
 
     alone = [numbers([counts[0] for counts in mode]) for mode in of_modes]
     if len(alone) == 1:
         sizes = [counts[0].examples for counts in of_modes[0][: len(sets)]]
         return {"one": bootstrap(sizes, alone[0], seed=reference.seed)}
     shared = [
-        type(parts[0]).stacked(parts)
+        parts[0].stacked(parts)
         for parts in ([mode[s][1] for mode in of_modes] for s in range(len(of_modes[0])))
     ]
     modes = torch.arange(len(alone))
     subsets = [modes, *left_out(modes.split(1))]
     whole, *left = (
-        numbers([predictions[subset].mean() for predictions in shared])() for subset in subsets
+        numbers([predictions.modes(subset).mean() for predictions in shared])()
+        for subset in subsets
     )
     return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
 
@@ -293,7 +290,7 @@ def collect(
 
     @functools.cache
     def predicted() -> Any:
-        return predictions_of_reference(stored, sets[0], networks, stored.likelihood)
+        return predictions_of_reference(stored, sets[0], networks)
 
     def compute(name: str, source: Location | Any) -> RowsAndOrigin:
         posterior = read_posterior(name, source, problem, samples=options.samples)
@@ -466,8 +463,6 @@ def scores_of_halves(location: Location, config: Path, options: Options) -> Numb
     first, second = stored.only(range(half)), stored.only(range(half, 2 * half))
     reference = Reference.of(first, problem, options)
     sets = [problem.test_set()] if stored.knows_its_noise() else []
-    predicted = (
-        predictions_of_reference(first, sets[0], reference, stored.likelihood) if sets else None
-    )
+    predicted = predictions_of_reference(first, sets[0], reference) if sets else None
     rows = rows_of(second, reference, sets, options.score, predicted)
     return {name: number for row in rows for name, number in row.numbers.items()}

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lightning_bnn.evaluation.predictions import has_classes
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.findings import Findings
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
+from lightning_bnn.predictions import has_classes
 from lightning_bnn.tables import Cell, Table, spread
 from weightsym import MinMass, Symmetries, canonicalise, min_mass, rescale, unit_rows, writer
 from weightsym import params as P

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.evaluation.evaluators import named_sets
-from lightning_bnn.evaluation.predictions import ClassPredictions, has_classes
 from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.predictions import ClassPredictions, has_classes
 from weightsym import Symmetries, discover
 from weightsym import params as P
 from weightsym.files import read_settings

@@ -11,12 +11,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.evaluation.draws import predictions_of_mode
 from lightning_bnn.evaluation.errors import Numbers
 from lightning_bnn.evaluation.evaluators import Score
-from lightning_bnn.evaluation.predictions import predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem, StoredBatches
 from lightning_bnn.evaluation.protocols import PROTOCOLS, Protocol
-from lightning_bnn.evaluation.scores import reference_predictions
 from lightning_bnn.evaluation.stored_posteriors import StoredPosterior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.metrics import MMDReference, Transformed, rhat
@@ -291,7 +290,7 @@ def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:
 
 
 def predictions_of_reference(
-    stored: StoredPosterior, batches: StoredBatches, reference: Reference, likelihood: nn.Module
+    stored: StoredPosterior, batches: StoredBatches, reference: Reference
 ) -> Any:
     """Predict by as many networks of the reference as are drawn from a posterior, to compare.
 
@@ -299,13 +298,12 @@ def predictions_of_reference(
         stored: the reference.
         batches: data in distribution.
         reference: says how many networks are drawn, by which seed, and where it is computed.
-        likelihood: says what outputs mean.
     """
     if not stored.knows_its_noise():
         return None
     networks = Empirical(replace(stored, modes=stored.predictors).networks())
     ((predictions,),) = predictions_of_mode(
-        networks, stored.network, likelihood, [batches], (reference.samples,),
+        networks, stored.network, stored.likelihood, [batches], (reference.samples,),
         reference.seed, "reference predictions", device=reference.device,
     )  # fmt: skip
-    return reference_predictions(predictions)
+    return predictions

@@ -18,6 +18,7 @@ from weightsym.params import check_tensors
 __all__ = ["mixture_nll"]
 
 _LOG_2PI = math.log(2 * math.pi)
+_TINY = torch.finfo(torch.float32).tiny
 _AT_ONCE = 2**20
 """Largest number of entries in memory at a time."""
 _STEPS, _PRECISION = 200, 4 * torch.finfo(torch.float64).eps
@@ -84,8 +85,7 @@ def mixture_nll(means: Components, stds: Components, values: Values) -> Float64V
     tensor(1.4189, dtype=torch.float64)
     """
     means, stds = components(means, stds)
-    logs = log_density(means, stds, values_for(values, means))
-    return math.log(len(means)) - logs.logsumexp(0)
+    return -log_mean_exp(log_density(means, stds, values_for(values, means)))
 
 
 def mixture_moments(means: Components, stds: Components) -> tuple[Float64Values, Float64Values]:
@@ -102,6 +102,23 @@ def mixture_moments(means: Components, stds: Components) -> tuple[Float64Values,
     mean = means.mean(0)
     variance = (stds.square() + (means - mean).square()).mean(0)
     return mean, variance.sqrt()
+
+
+def log_mean_exp(logs: Tensor) -> Tensor:
+    r"""Logarithm of the mean over the first dimension of densities, given their logarithms.
+
+    .. math:: \log \tfrac1S \textstyle\sum_s e^{l_s}
+
+    Args:
+        logs: ``(samples, ...)``.
+
+    >>> log_mean_exp(torch.tensor([[0.2], [0.4]]).log()).exp()
+    tensor([0.3000])
+    """
+    mean = logs.exp().mean(0)
+    if bool(((mean > _TINY) & (mean < math.inf)).all()):  # several times as fast
+        return mean.log()
+    return logs.logsumexp(0) - math.log(len(logs))
 
 
 def log_density(means: Tensor, stds: Tensor, values: Tensor) -> Tensor:

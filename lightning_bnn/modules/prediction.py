@@ -18,15 +18,15 @@ from torch.utils.data.distributed import DistributedSampler
 from lightning_bnn import _compat
 from lightning_bnn.calibration import Calibrated, calibrated
 from lightning_bnn.calibration.calibrated import validation_loaders
-from lightning_bnn.calibration.calibrators import method_of, read
-from lightning_bnn.evaluation import Evaluator, make_evaluator
-from lightning_bnn.evaluation.evaluators import named_sets
+from lightning_bnn.calibration.calibrators import method_of
+from lightning_bnn.evaluation.evaluators import Evaluator, named_sets
 from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.methods import Purpose
 from lightning_bnn.modules.fitting import complete
 from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
+from lightning_bnn.predictions import Predictions
 from weightsym import params as P
 from weightsym.params import Params, has_statistics, keyed_generator
 
@@ -200,8 +200,8 @@ def begin_stage(module: Bayesian) -> None:
     if trainer.testing:
         source = trainer.datamodule if _compat.tests_datamodule(trainer) else None
         sets = named_sets(source, trainer.test_dataloaders)
-        return begin(module, make_evaluator(module.likelihood, sets))
-    return begin(module, make_evaluator(module.likelihood))
+        return begin(module, Evaluator(module.likelihood, sets))
+    return begin(module, Evaluator(module.likelihood))
 
 
 def add(module: Bayesian, batch: Any, number: int, loader: int) -> None:
@@ -262,24 +262,19 @@ def calibrate(module: Bayesian, datamodule: Any, method: str | None, **options: 
     if module.data.batches(module) is None:  # some methods complete their posterior by them
         module.data.source = datamodule
     move = moved_by(module, datamodule)
-    parts: list[tuple[Tensor, ...]] = []
-    every: list[Tensor] = []
+    parts: list[Any] = []
     begin(module)
     try:
         for index, raw in enumerate(chain.from_iterable(loaders)):
             inputs, targets = module.inputs_and_targets(move(raw))
-            if isinstance(module.likelihood, Categorical) and targets.ndim > 1:
-                raise ValueError("Classes at several positions are not calibrated.")
-            predicted = read(module.likelihood, module.outputs(inputs, 0, index))
-            parts.append(tuple(t.cpu() for t in predicted))
-            every.append(targets.cpu())
+            outputs = module.outputs(inputs, 0, index)
+            parts.append(Predictions.of(module.likelihood, outputs, targets).cpu())
     finally:
         module.stage = Stage()
     if not parts:
         raise ValueError(f"The validation data of {type(datamodule).__name__} are empty.")
-    predictions = tuple(torch.cat(p, 1) for p in zip(*parts, strict=True))
     options_of_all: dict[str, Any] = {"seed": module.seed, "module": module, **options}
-    return calibrated(module.likelihood, predictions, torch.cat(every), method, **options_of_all)
+    return calibrated(parts[0].joined(parts), method, **options_of_all)
 
 
 def _whole(loader: Any) -> Any:

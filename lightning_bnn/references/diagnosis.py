@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.evaluation import predictions_of_mode, reference_predictions
+from lightning_bnn.evaluation import predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.protocols import PROTOCOLS
 from lightning_bnn.evaluation.reference_networks import LARGEST, MEDIAN, Reference, precise_outputs
@@ -177,8 +177,5 @@ def _predictions(
             (P.stack_size(networks),), 0, "halves",
         )  # fmt: skip
         averaged.append(predictions)
-    reference = reference_predictions(averaged[0])
-    if reference is None:
-        return {}
-    distances = reference.distances(averaged[1])
+    distances = averaged[1].distances(averaged[0])
     return {name: Measured(float(values.mean())) for name, values in distances.items()}

@@ -13,7 +13,6 @@ from bnn_research.populations import study_job
 from bnn_research.scales import settings_of
 from lightning_bnn.commands.runs import reseeded, run_jobs
 from lightning_bnn.evaluation import ClassPredictions, predictions_of_stack
-from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.stored_posteriors import posterior_of
 from lightning_bnn.findings import Findings, publish, results_folder
@@ -106,7 +105,6 @@ class CompactStudy:
     def __init__(self, problem: Problem, batches: int, draws: int, seed: int) -> None:
         self.problem, self.draws, self.seed = problem, draws, seed
         self.test = problem.test_set()
-        self.labels = self.test.targets()
         self.symmetries, self.model = problem.symmetries(), problem.network.eval()
         self.batches = [inputs for inputs, _ in problem.training_set(batches)]
 
@@ -206,7 +204,7 @@ class CompactStudy:
         return self._accuracy(self.averages(networks))
 
     def _accuracy(self, averages: ClassPredictions) -> float:
-        return 100 * class_numbers(self.problem.likelihood, [averages], self.labels)["acc"]
+        return 100 * averages.numbers("acc")["acc"]
 
     # -------------------------------------------------------- pruning
     def pruning(

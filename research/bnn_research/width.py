@@ -13,7 +13,6 @@ from bnn_research.populations import study_job
 from bnn_research.scales import settings_of
 from lightning_bnn.commands.runs import Job, StoredRun, run_jobs
 from lightning_bnn.evaluation import predictions_of_stack
-from lightning_bnn.evaluation.evaluators import class_numbers
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.modules import SymmetrizedVI
@@ -119,7 +118,7 @@ def _results(run: StoredRun, networks: int) -> dict[str, Tensor]:
     for k, mode in enumerate(module.posterior().modes()):
         stack = mode.sample(networks, keyed_generator("width", k))
         averages = predictions_of_stack(problem.network, stack, likelihood, data)
-        numbers.append(class_numbers(likelihood, [averages], data.targets()))
+        numbers.append(averages.numbers("acc", "nll"))
     accuracies, losses = (torch.tensor([row[name] for row in numbers]) for name in ("acc", "nll"))
     return {"acc": 100 * accuracies, "nll": losses, **_elbos(module, problem)}
 

@@ -8,9 +8,8 @@ import torch
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from lightning_bnn.calibration import calibrated, fit_spread, fit_temperature, fit_vector, pooled
-from lightning_bnn.calibration.calibrators import class_logits, joint_log_prob
-from lightning_bnn.likelihoods import Bernoulli, Gaussian
+from lightning_bnn.calibration import fit_spread, fit_temperature, fit_vector, pooled
+from lightning_bnn.calibration.calibrators import joint_log_prob
 
 FITS = {
     "temperature": fit_temperature,
@@ -131,12 +130,6 @@ def test_a_vector_is_for_its_classes():
         fit_vector(logits, labels)(logits[..., :2])
 
 
-def test_one_logit_is_two_classes():
-    z = torch.randn(3, 5, 1, dtype=torch.float64)
-    probs = class_logits(Bernoulli(), z).softmax(-1).mean(0)
-    torch.testing.assert_close(probs, Bernoulli().predictive(z))
-
-
 # ------------------------------------------------------------ standard deviations
 def mixture(n=400, samples=3, factor=2.0, seed=0):
     """Targets whose errors are a multiple of what a mixture says."""
@@ -197,5 +190,3 @@ def test_what_a_spread_refuses():
     ):
         with pytest.raises(ValueError, match=words):
             fit_spread(means, s, targets, fit)
-    with pytest.raises(ValueError, match="`targets` must be a tensor"):
-        calibrated(Gaussian(), (means, stds), y.numpy())

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_bnn
 from lightning_bnn import metrics as M
 from lightning_bnn.bank import CheckpointBank
+from lightning_bnn.calibration import calibrated
 from lightning_bnn.cli import main
 from lightning_bnn.datamodules import Diabetes, Digits
 from lightning_bnn.doctor import Examples, examine
-from lightning_bnn.evaluation.predictions import predictions_of_mode
-from lightning_bnn.evaluation.scores import calibrator_inputs
+from lightning_bnn.evaluation import predictions_of_mode
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import law_mmd, mmd
 from lightning_bnn.models import mlp
@@ -219,7 +219,7 @@ def test_texts_are_compared_by_the_likelihood_of_whole_texts():
         lightning_bnn.compare(theirs, {"A": ours}, named, **arguments)
     ((predicted,),) = predictions_of_mode(Empirical(ours), net, likelihood, [[(x, y)]], (4,), 0)
     with pytest.raises(ValueError, match="Classes at several positions are not calibrated"):
-        calibrator_inputs(predicted)
+        calibrated(predicted)
 
 
 IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))

@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from lightning_bnn import metrics as M
-from lightning_bnn.evaluation import ClassPredictions, draw, make_evaluator, predictions_of_mode
+from lightning_bnn.evaluation import (
+    ClassPredictions,
+    Evaluator,
+    Predictions,
+    draw,
+    numbers_of,
+    predictions_of_mode,
+)
 from lightning_bnn.evaluation.errors import bootstrap, jackknife
-from lightning_bnn.evaluation.evaluators import class_numbers
-from lightning_bnn.evaluation.predictions import has_classes
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.likelihoods import Bernoulli, Categorical
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Dropout, Empirical, Mixture
 from weightsym import params as P
@@ -29,8 +34,7 @@ def probs(networks, x):
 
 
 def averages(networks, x):
-    p = probs(networks, x)
-    return ClassPredictions(p, torch.special.entr(p).sum(-1)).mean()
+    return Predictions.of(Categorical(), P.apply(NET, networks, x), Y if x is X else None)
 
 
 def test_every_number_is_that_of_the_metrics_in_a_comparison_and_in_a_test():
@@ -51,14 +55,14 @@ def test_every_number_is_that_of_the_metrics_in_a_comparison_and_in_a_test():
         "auroc": M.auroc(scores, is_ood),
     }
     wanted = {name: float(value) for name, value in wanted.items()}
-    assert class_numbers(Categorical(), sets, Y) == pytest.approx(wanted, abs=1e-9)
+    assert numbers_of(sets)() == pytest.approx(wanted, abs=1e-9)
     entropies = [torch.special.entr(each.mean(0)).sum(-1) for each in (p, q)]
     for score, values in (("mutual_information", information), ("entropy", entropies)):
-        other = class_numbers(Categorical(), sets, Y, score)["auroc"]
+        other = numbers_of(sets, score)()["auroc"]
         assert other == pytest.approx(float(M.auroc(torch.cat(values), is_ood)), abs=1e-6)
         assert other != wanted["auroc"]
 
-    evaluator = make_evaluator(Categorical(), [("test", "id"), ("far", "ood")])
+    evaluator = Evaluator(Categorical(), [("test", "id"), ("far", "ood")])
     for part in (slice(0, 7), slice(7, 40)):
         evaluator.add(P.apply(NET, NETWORKS, X[part]), Y[part])
     evaluator.add(P.apply(NET, NETWORKS, FAR), None, 1)
@@ -69,18 +73,23 @@ def test_every_number_is_that_of_the_metrics_in_a_comparison_and_in_a_test():
 
 
 def test_extreme_predictions():
-    evaluator = make_evaluator(Categorical(), [("test", "id")])
+    evaluator = Evaluator(Categorical(), [("test", "id")])
     evaluator.add(torch.tensor([[[0.0, 200.0]]]), torch.tensor([0]))  # a confident mistake
     assert float(evaluator.values()["nll"]) == pytest.approx(200)
-    same = ClassPredictions.of(Categorical(), P.apply(NET, NETWORKS, X)[:1].expand(3, -1, -1))
-    assert 0 <= float(same.information().min()) <= float(same.information().max()) < 1e-12
+    same = Predictions.of(Categorical(), P.apply(NET, NETWORKS, X)[:1].expand(3, -1, -1))
+    low, high = same.scores()["mutual_information"].aminmax()
+    assert 0 <= float(low) <= float(high) < 1e-12
+    impossible = torch.tensor([[[0.0, -torch.inf]], [[-2000.0, 0.0]]])  # of two networks
+    found = Predictions.of(Categorical(), impossible, torch.tensor([0]))
+    assert float(found.log_densities()) == pytest.approx(-math.log(2))
+    assert float(found.scores()["mutual_information"]) == pytest.approx(math.log(2))
 
 
 def test_averages_of_modes_are_those_of_all_networks():
     halves = [{n: t[rows] for n, t in NETWORKS.items()} for rows in (slice(6), slice(6, None))]
     joined = ClassPredictions.stacked([averages(half, X) for half in halves]).mean()
     torch.testing.assert_close(joined.probs, averages(NETWORKS, X).probs)
-    torch.testing.assert_close(joined.information(), averages(NETWORKS, X).information())
+    torch.testing.assert_close(joined.entropy, averages(NETWORKS, X).entropy)
 
 
 POSTERIORS = {
@@ -115,12 +124,10 @@ def test_dropout_is_repeatable():
     assert torch.equal(*runs)
 
 
-def test_one_logit_gives_two_classes_and_a_regression_none():
+def test_one_logit_gives_two_classes():
     z = torch.randn(4, 5, 1)
     probs = ClassPredictions.of_each(Bernoulli(), z).probs
     torch.testing.assert_close(probs[..., 1], z[..., 0].double().sigmoid())
-    assert has_classes(Bernoulli())
-    assert not has_classes(Gaussian())
 
 
 # ------------------------------------------------------------ errors

@@ -8,16 +8,8 @@ from torch import nn
 
 from lightning_bnn import metrics as M
 from lightning_bnn.calibration import calibrated
-from lightning_bnn.evaluation import (
-    ClassPredictions,
-    GaussianPredictions,
-    make_evaluator,
-    numbers_of,
-    reference_predictions,
-)
-from lightning_bnn.evaluation.predictions import predictions_of_each
+from lightning_bnn.evaluation import Evaluator, GaussianPredictions, Predictions, numbers_of
 from lightning_bnn.evaluation.report import columns_of, is_regression, note_of
-from lightning_bnn.evaluation.scores import calibrated_numbers
 from lightning_bnn.likelihoods import Categorical, Gaussian
 
 G = torch.Generator().manual_seed(0)
@@ -36,25 +28,23 @@ def case(name):
     return likelihood, OUTPUTS[..., :columns], FAR[..., :columns]
 
 
-def mixture(likelihood, outputs):
-    return GaussianPredictions.of_each(likelihood, outputs).mean()
-
-
-def regression_numbers(likelihood, sets, targets, unit=None):
-    return numbers_of(likelihood, sets, targets, target_std=unit)()
+def mixture(likelihood, outputs, targets=Y):
+    return Predictions.of(
+        likelihood, outputs, targets if len(targets) == outputs.shape[1] else None
+    )
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_a_test_and_a_comparison_have_the_same_numbers_and_those_of_the_metrics(name):
     likelihood, outputs, far = case(name)
-    evaluator = make_evaluator(likelihood, SETS)
+    evaluator = Evaluator(likelihood, SETS)
     for rows in (slice(0, 7), slice(7, 40)):
         evaluator.add(outputs[:, rows], Y[rows])
     evaluator.add(far, None, 1)
     tested = {key: float(value) for key, value in evaluator.values().items()}
     sets = [mixture(likelihood, o) for o in (outputs, far)]
     scale = torch.tensor([2.0, 3.0])
-    found = regression_numbers(likelihood, sets, Y, scale)
+    found = numbers_of(sets, target_std=scale)()
     means, stds = (t.double() for t in likelihood.moments(outputs))
     error = means.mean(0) - Y
     log_probs = likelihood.log_prob(outputs, Y).double()
@@ -76,7 +66,7 @@ def test_a_test_and_a_comparison_have_the_same_numbers_and_those_of_the_metrics(
     assert tested["mae"] == pytest.approx(float(error.abs().mean()), rel=1e-5)
     assert tested["ood/AUPR_out"] == pytest.approx(found["aupr"])
     assert tested["ood/epistemic_var"] == pytest.approx(found["oodvar"])
-    one = regression_numbers(likelihood, [mixture(likelihood, outputs[:1])], Y)
+    one = numbers_of([mixture(likelihood, outputs[:1])])()
     assert one["nll_moments"] == pytest.approx(one["nll"])  # of one network
     assert found["nll_moments"] != pytest.approx(found["nll"])
     columns = columns_of({*found, "mmd"})
@@ -88,10 +78,10 @@ def test_a_test_and_a_comparison_have_the_same_numbers_and_those_of_the_metrics(
 def test_mixtures_of_modes_are_those_of_all_networks(name):
     likelihood, outputs, _ = case(name)
     modes = GaussianPredictions.stacked([mixture(likelihood, half) for half in outputs.split(3)])
-    whole = regression_numbers(likelihood, [mixture(likelihood, outputs)], Y)
-    assert regression_numbers(likelihood, [modes.mean()], Y) == pytest.approx(whole)
-    without = regression_numbers(likelihood, [modes[torch.tensor([1])].mean()], Y)
-    alone = regression_numbers(likelihood, [mixture(likelihood, outputs[3:])], Y)
+    whole = numbers_of([mixture(likelihood, outputs)])()
+    assert numbers_of([modes.mean()])() == pytest.approx(whole)
+    without = numbers_of([modes.modes(torch.tensor([1])).mean()])()
+    alone = numbers_of([mixture(likelihood, outputs[3:])])()
     assert without == pytest.approx(alone)
     assert without["crps"] != pytest.approx(whole["crps"])
     uneven = [mixture(likelihood, o) for o in (outputs[:1], outputs[1:])]  # of equal weights
@@ -102,25 +92,23 @@ def test_examples_drawn_again_need_no_new_scores():
     likelihood, outputs, far = case("heteroscedastic")
     sets = [mixture(likelihood, o) for o in (outputs, far)]
     rows, others = torch.tensor([3, 3, 9, 20]), torch.tensor([1, 1, 2])
-    reference = reference_predictions(mixture(likelihood, outputs.flip(0)[:4]))
-    drawn = numbers_of(likelihood, sets, Y, reference=reference)(rows, others)
-    part = reference_predictions(mixture(likelihood, outputs.flip(0)[:4, rows]))
-    chosen = [sets[0][rows], sets[1][others]]
-    assert drawn == pytest.approx(numbers_of(likelihood, chosen, Y[rows], reference=part)())
+    reference = mixture(likelihood, outputs.flip(0)[:4])
+    drawn = numbers_of(sets, reference=reference)(rows, others)
+    chosen = [sets[0].rows(rows), sets[1].rows(others)]
+    assert drawn == pytest.approx(numbers_of(chosen, reference=reference.rows(rows))())
 
 
 def test_distances_to_a_reference_are_those_of_the_metrics():
     likelihood, outputs, _ = case("heteroscedastic")
     mine, other = outputs[:2], outputs[2:]
-    found = numbers_of(likelihood, [mixture(likelihood, mine)], Y,
-                       reference=reference_predictions(mixture(likelihood, other)))()  # fmt: skip
+    found = numbers_of([mixture(likelihood, mine)], reference=mixture(likelihood, other))()
     (m, s), (n, t) = (likelihood.moments(o.double()) for o in (mine, other))
     assert found["energy"] == pytest.approx(float(M.energy_distance(m, s, n, t)))
     assert found["energy_f"] == pytest.approx(float(M.energy_distance(m, 0 * s, n, 0 * t)))
     assert found["energy"] < found["energy_f"]
     labels = torch.arange(40) % 4
-    of = [predictions_of_each(Categorical(), o, labels).mean() for o in OUTPUTS.split((2, 4))]
-    classes = numbers_of(Categorical(), of[:1], labels, reference=reference_predictions(of[1]))()
+    of = [Predictions.of(Categorical(), o, labels) for o in OUTPUTS.split((2, 4))]
+    classes = numbers_of(of[:1], reference=of[1])()
     for name, metric in (
         ("agree", M.agreement), ("tv", M.total_variation), ("kl", M.predictive_kl)
     ):  # fmt: skip
@@ -134,15 +122,15 @@ class Laplacian(nn.Module):
 
 def test_a_likelihood_of_the_user_s_own_has_its_density():
     outputs, y = OUTPUTS[..., :1], Y[:, 0]
-    own = predictions_of_each(Laplacian(), outputs, y)
-    found = numbers_of(Laplacian(), [own.mean()], y)
+    own = Predictions.of(Laplacian(), outputs, y)
+    found = numbers_of([own])
     log_probs = Laplacian().log_prob(outputs, y).double()
     wanted = math.log(6) - log_probs.logsumexp(0)
     assert found() == {"nll": pytest.approx(float(wanted.mean()))}
     rows = torch.tensor([2, 2, 5])
     assert found(rows) == {"nll": pytest.approx(float(wanted[rows].mean()))}
-    assert reference_predictions(own.mean()) is None
-    evaluator = make_evaluator(Laplacian(), SETS)
+    assert own.distances(own) == {}
+    evaluator = Evaluator(Laplacian(), SETS)
     evaluator.add(outputs, y)
     evaluator.add(outputs, None, 1)
     assert evaluator.values() == {"nll": pytest.approx(float(wanted.mean()))}
@@ -153,17 +141,17 @@ def test_examples_that_cannot_be_judged_are_nan_and_do_not_stop_a_run(broken):
     likelihood, outputs, _ = case("fixed")
     outputs = outputs.clone()
     outputs[0, 3] = broken
-    numbers = numbers_of(likelihood, [mixture(likelihood, outputs)], Y)
+    numbers = numbers_of([mixture(likelihood, outputs)])
     found = numbers()
     assert all(math.isnan(found[key]) for key in ("nll", "crps", "calib", "cover90", "rmse"))
     kept = torch.arange(40)[torch.arange(40) != 3]
-    rest = regression_numbers(likelihood, [mixture(likelihood, outputs[:, kept])], Y[kept])
+    rest = numbers_of([mixture(likelihood, outputs[:, kept], Y[kept])])()
     assert numbers(kept) == pytest.approx(rest)
 
 
 @pytest.mark.bad_input
 def test_targets_of_another_shape_are_refused():
-    evaluator = make_evaluator(Gaussian())
+    evaluator = Evaluator(Gaussian())
     with pytest.raises(ValueError, match=r"`targets` must have shape \(40, 2\).*add a dimension"):
         evaluator.add(OUTPUTS[..., :2], Y[:, 0])
 
@@ -180,10 +168,11 @@ def test_classes_after_calibration():
     g = torch.Generator().manual_seed(0)
     outputs = 4 * torch.randn(3, 300, 4, generator=g)
     labels = outputs[0].div(4).softmax(-1).multinomial(1, generator=g)[:, 0]
-    known, test = (ClassPredictions.of(Categorical(), o) for o in outputs.split((100, 200), 1))
-    numbers = calibrated_numbers(Categorical(), known, test, labels[:100], labels[100:])
-    logits, right = outputs.double().softmax(-1).mean(0).log()[None], labels[100:]
-    fitted = calibrated(Categorical(), (logits[:, :100],), labels[:100])
+    whole = Predictions.of(Categorical(), outputs, labels)
+    known, test = whole.rows(slice(100)), whole.rows(slice(100, None))
+    fitted, right = calibrated(known), labels[100:]
+    numbers = numbers_of([test], calibration=fitted)
+    logits = outputs.double().softmax(-1).mean(0).log()[None]
     probs, rows = fitted.calibrator(logits[:, 100:]), torch.tensor([3, 5, 5, 8])
     assert fitted.calibrator.value > 1.5
     assert numbers(rows)["nll_t"] == pytest.approx(float(M.nll(probs[rows], right[rows])))
@@ -201,7 +190,8 @@ def test_numbers_after_calibration():
     outputs = torch.randn(1, 400, 1, generator=g).expand(3, -1, -1)
     targets = outputs[0] + 2 * torch.randn(400, 1, generator=g)
     likelihood = Gaussian("fixed", 0.5)
-    known, test = (mixture(likelihood, o) for o in outputs.split(200, 1))
-    numbers = calibrated_numbers(likelihood, known, test, targets[:200], targets[200:])()
+    whole = mixture(likelihood, outputs, targets)
+    known, test = whole.rows(slice(200)), whole.rows(slice(200, None))
+    numbers = numbers_of([test], calibration=calibrated(known))()
     assert numbers["held90"] == pytest.approx(0.9, abs=0.07)
     assert numbers["interval90"] == pytest.approx(2 * 1.645 * 2, rel=0.2)

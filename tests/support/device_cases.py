@@ -40,7 +40,7 @@ from lightning_bnn.callbacks import (
     PosteriorFigures,
     TrainingCost,
 )
-from lightning_bnn.evaluation.predictions import predictions_of_mode
+from lightning_bnn.evaluation import predictions_of_mode
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import SWAG, DeepEnsemble, Laplace

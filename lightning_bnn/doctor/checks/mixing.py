@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
-from lightning_bnn.evaluation.predictions import ClassPredictions
 from lightning_bnn.metrics import effective_sample_size, mcse_mean, rhat, tail_effective_sample_size
 from lightning_bnn.metrics.convergence import LEAST, some_of
+from lightning_bnn.predictions import ClassPredictions
 from weightsym import UnsupportedModel, canonicalise, discover
 from weightsym import params as P
 from weightsym.params import Params

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.calibration import Spread, fit_spread, fit_temperature
 from lightning_bnn.calibration.calibrated import split_rows
-from lightning_bnn.calibration.calibrators import class_logits, joint_log_prob, log_mean_probs
-from lightning_bnn.doctor.evidence import Evidence, NotPossible, log_mean_exp
+from lightning_bnn.calibration.calibrators import fit
+from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
-from lightning_bnn.evaluation.predictions import draw
+from lightning_bnn.evaluation.draws import draw
+from lightning_bnn.metrics.gaussian_mixture import log_mean_exp
 from lightning_bnn.posteriors import Empirical
 from weightsym import params as P
 from weightsym.params import batch_norms, refreshed
@@ -248,13 +248,13 @@ def _hits(
     e: Evidence, outputs: list[Tensor], training_targets: Tensor, targets: Tensor
 ) -> tuple[float, str]:
     """Compute the part of the examples that is right beyond a constant answer, and its words."""
+    predictions = e.together(outputs, targets)
     if e.classes:
-        right = float((_log_probs(e, outputs).argmax(-1) == targets).double().mean())
+        right = float((predictions.log_probs.argmax(-1) == targets).double().mean())
         often = float((targets == training_targets.flatten().long().mode().values).double().mean())
         return right - often, f"{right:.0%} are right (most frequent class: {often:.0%})"
-    mean = _mixture(e, outputs)[0][0]
     constant = (targets - training_targets.double().mean(0)).square().mean()
-    explained = 1 - float((targets - mean).square().mean() / constant)
+    explained = 1 - float((targets - predictions.means[..., 0]).square().mean() / constant)
     return explained, f"{explained:.0%} of the variance is explained"
 
 
@@ -269,45 +269,18 @@ def _calibration(e: Evidence) -> tuple[float, float, float]:
     if not all(bool(o.isfinite().all()) for o in outputs):
         raise NotPossible("outputs are not finite")
     _check_likelihood(e)
-    halves = split_rows(len(targets), 0.5)
-    predictions = (_log_probs(e, outputs),) if e.classes else _mixture(e, outputs)
-    turn = _class_turn if e.classes else _number_turn
+    predictions, halves = e.together(outputs, targets), split_rows(len(targets), 0.5)
+    method = "temperature" if e.classes else "moments"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a bound: the value says so itself
-        turns = [turn(predictions, targets, *rows) for rows in (halves, halves[::-1])]
+        turns = [_turn(predictions, method, *rows) for rows in (halves, halves[::-1])]
     value = math.exp(sum(math.log(v) for v, _ in turns) / len(turns))
     gains = torch.cat([gain for _, gain in turns])
     return value, float(gains.mean()), float(gains.std() / math.sqrt(len(gains)))
 
 
-def _class_turn(
-    predictions: tuple[Tensor, ...], targets: Tensor, fit: Tensor, test: Tensor
-) -> tuple[float, Tensor]:
-    logits, labels = predictions[0], targets.long()
-    temperature = fit_temperature(logits[fit], labels[fit])
-    scaled, plain = temperature(logits[test]).log(), logits[test].log_softmax(-1)
-    return temperature.value, (scaled - plain).gather(-1, labels[test][:, None])[:, 0]
-
-
-def _number_turn(
-    predictions: tuple[Tensor, ...], targets: Tensor, fit: Tensor, test: Tensor
-) -> tuple[float, Tensor]:
-    means, stds = predictions
-    spread: Spread = fit_spread(means[:, fit], stds[:, fit], targets[fit].double(), "moments")
-    plain, y = (means[:, test], stds[:, test]), targets[test].double()
-    return spread.value, joint_log_prob(*spread(*plain), y) - joint_log_prob(*plain, y)
-
-
-def _log_probs(e: Evidence, outputs: list[Tensor]) -> Tensor:
-    """Logarithms of the mean probabilities of all modes, ``(examples, classes)``."""
-    modes = [log_mean_probs(class_logits(e.likelihood, o)) for o in outputs]
-    return log_mean_probs(torch.stack(modes))
-
-
-def _mixture(e: Evidence, outputs: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of all modes together, each ``(1, examples, targets)``."""
-    likelihood: Any = e.likelihood
-    modes = [likelihood.predictive(o) for o in outputs]
-    mean = torch.stack([mode.mean for mode in modes]).mean(0)
-    second = torch.stack([mode.variance + mode.mean.square() for mode in modes]).mean(0)
-    return mean[None], (second - mean.square()).clamp_min(1e-24).sqrt()[None]
+def _turn(predictions: Any, method: str, rows: Tensor, test_rows: Tensor) -> tuple[float, Tensor]:
+    """The temperature that fits some of the examples, and its gains on the others."""
+    calibrator, plain = fit(predictions.rows(rows), method), predictions.rows(test_rows)
+    gains = plain.calibrated(calibrator).log_densities() - plain.log_densities()
+    return calibrator.value, gains

@@ -1,0 +1,128 @@
+"""Networks that are drawn from the modes of a posterior, and what they predict."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.posteriors import Empirical, Posterior, Predictor
+from lightning_bnn.predictions import Predictions, kind_of
+from weightsym import params as P
+from weightsym.params import Params, keyed_generator, keyed_randomness
+
+Batches = Iterable[tuple[Any, Tensor]]
+"""Inputs, as networks take them, and targets."""
+
+
+def draw(mode: Posterior, count: int, *key: int | str) -> Params:
+    """Draw networks of a mode in random order, or all of a mode that is made of fewer.
+
+    Args:
+        mode: draws the networks.
+        count: how many are wanted.
+        *key: decides the draw.
+
+    >>> mode = Empirical({"w": torch.arange(5.0)})
+    >>> torch.equal(draw(mode, 3, 0, "test")["w"], draw(mode, 3, 0, "test")["w"])
+    True
+    >>> draw(mode, 20, 0)["w"].sort().values
+    tensor([0., 1., 2., 3., 4.])
+    """
+    count = min(count, mode.size) if isinstance(mode, Empirical) else count
+    return {n: t.detach() for n, t in mode.sample(count, keyed_generator(*key, "drawn")).items()}
+
+
+@torch.no_grad()
+def predictions_of_stack(
+    model: nn.Module, networks: Params, likelihood: nn.Module, batches: Batches
+) -> Any:
+    """Predict by all networks of a stack, or by a single network.
+
+    Args:
+        model: gives the computation.
+        networks: a stack, or one network.
+        likelihood: says what outputs mean.
+        batches: the data set.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
+    >>> networks = P.populate(net, 20)
+    >>> batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+    >>> predictions = predictions_of_stack(net, networks, Categorical(), batches)
+    >>> mean = P.apply(net, networks, x).softmax(-1).mean(0)
+    >>> torch.allclose(predictions.probs.float(), mean, atol=1e-5)
+    True
+    """
+    stacked = P.is_stacked(networks, P.of(model))
+    parts = []
+    for inputs, targets in batches:
+        outputs = P.apply(model.eval(), networks, inputs)
+        parts.append(Predictions.of(likelihood, outputs if stacked else outputs[None], targets))
+    return parts[0].joined(parts)
+
+
+@torch.no_grad()
+def predictions_of_mode(
+    mode: Posterior,
+    model: nn.Module,
+    likelihood: nn.Module,
+    sets: Sequence[Batches],
+    counts: Sequence[int],
+    *key: int | str,
+    device: str | torch.device = "cpu",
+) -> list[list[Any]]:
+    """Predict every data set by the first networks of a mode, once for every number of networks.
+
+    Args:
+        mode: draws networks, or predicts in a way of its own.
+        model: gives the computation; it is left where it is.
+        likelihood: says what outputs mean.
+        sets: the data sets.
+        counts: numbers of networks.
+        *key: decides the draws; `draw` gives the same networks for the same key.
+        device: where it is computed.
+
+    >>> from lightning_bnn.likelihoods import Categorical
+    >>> from lightning_bnn.models import mlp
+    >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
+    >>> mode = Empirical(P.populate(net, 20))
+    >>> ((few, many),) = predictions_of_mode(mode, net, Categorical(), [[(x, y)]], (5, 20), 0)
+    >>> few.probs.shape, many.probs.shape
+    (torch.Size([10, 3]), torch.Size([10, 3]))
+    >>> every = predictions_of_stack(net, mode.networks, Categorical(), [(x, y)])
+    >>> torch.allclose(many.probs, every.probs)
+    True
+    """
+    model, mode = copy.deepcopy(model).to(device).eval(), mode.to(device)
+    predict = predictor_of(mode, max(counts), *key)
+    predictions = []
+    for number, batches in enumerate(sets):
+        parts: list[list[Any]] = []
+        for index, (inputs, targets) in enumerate(batches):
+            with keyed_randomness(*key, "predict", number, index, device=device):
+                outputs = predict(model, inputs.to(device)).cpu()
+            each = kind_of(likelihood, targets).of_each(likelihood, outputs, targets)
+            parts.append([each.modes(slice(count)).mean() for count in counts])
+        counted = zip(*parts, strict=True)
+        predictions.append([of_count[0].joined(of_count) for of_count in counted])
+    mode.to("cpu")
+    return predictions
+
+
+def predictor_of(mode: Posterior, count: int, *key: int | str) -> Predictor:
+    """Networks predict in the random order of `draw`, so that the first few are like all.
+
+    Args:
+        mode: draws networks, or predicts in a way of its own.
+        count: how many networks.
+        *key: decides the draw.
+    """
+    if isinstance(mode, Empirical):
+        networks = draw(mode, count, *key)
+        return lambda model, *x: P.apply(model, networks, *x)
+    return mode.predictor(count, keyed_generator(*key, "drawn"))
