@@ -129,6 +129,16 @@ class Predictions(ABC):
     def log_densities(self) -> Tensor:
         """Log-density of the targets of every example under the mixture."""
 
+    @property
+    def truth(self) -> Tensor:
+        """The targets as predictions are compared with them, which there must be."""
+        assert self.targets is not None
+        return self.targets
+
+    def components(self) -> tuple[Tensor, ...]:
+        """The predictions as calibrators take them, ``(networks, examples, ...)``."""
+        return tuple(t[None] for t in self.tensors().values())
+
     def calibrated(self: Some, calibrator: Any) -> Some:
         """The same predictions, calibrated.
 
@@ -245,8 +255,8 @@ class ClassPredictions(Predictions):
         return self.log_probs.exp()
 
     @property
-    def labels(self) -> Tensor:
-        """The targets as class indices, which there must be."""
+    def truth(self) -> Tensor:
+        """The targets as class indices."""
         assert self.targets is not None
         whole = isinstance(self.likelihood, Bernoulli)  # whose targets may be floating
         labels = self.targets.long() if whole else self.targets
@@ -255,11 +265,15 @@ class ClassPredictions(Predictions):
 
     def log_densities(self) -> Tensor:
         """Log-probability of the class of every example."""
-        return self.log_probs.gather(-1, self.labels[:, None])[:, 0]
+        return self.log_probs.gather(-1, self.truth[:, None])[:, 0]
+
+    def components(self) -> tuple[Tensor, ...]:
+        """The logarithms of the mean probabilities as those of one network."""
+        return (self.log_probs[None],)
 
     def calibrated(self, calibrator: Any) -> ClassPredictions:
         """The same predictions, with the probabilities of a calibrator."""
-        probs = calibrator(self.log_probs[None])
+        probs = calibrator(*self.components())
         return replace(self, log_probs=probs.log(), entropy=torch.special.entr(probs).sum(-1))
 
     def scores(self) -> Scores:
@@ -273,7 +287,7 @@ class ClassPredictions(Predictions):
         }
         if self.targets is None:
             return scores
-        labels, logs = self.labels, self.log_densities()
+        labels, logs = self.truth, self.log_densities()
         return scores | {
             "labels": labels,
             "acc": (self.probs.argmax(-1) == labels).double(),
@@ -346,7 +360,7 @@ class GaussianPredictions(Predictions):
     def log_densities(self) -> Tensor:
         """Log-density of all targets of every example together."""
         means, stds = self.components()
-        targets = self._checked_targets()
+        targets = self.truth
         white = getattr(self.likelihood, "whitening", None)
         if white is None:
             return log_mean_exp(log_density(means, stds, targets).sum(-1))
@@ -359,7 +373,9 @@ class GaussianPredictions(Predictions):
         means, stds = (t.movedim(0, -1) for t in calibrator(*self.components()))
         return replace(self, means=means, stds=stds)
 
-    def _checked_targets(self) -> Tensor:
+    @property
+    def truth(self) -> Tensor:
+        """The targets, one for every mean, in float64."""
         wanted, targets = self.means.shape[:-1], self.targets
         assert targets is not None
         if targets.shape != wanted:
@@ -372,7 +388,7 @@ class GaussianPredictions(Predictions):
     def scores(self) -> Scores:
         """Scores of every example, NaN where a prediction or a target is not finite."""
         valid = (self.means.isfinite() & self.stds.isfinite() & (self.stds > 0)).flatten(1).all(1)
-        targets = None if self.targets is None else self._checked_targets()
+        targets = None if self.targets is None else self.truth
         if targets is not None:
             valid = valid & targets.isfinite().all(-1)
             targets = torch.where(valid[:, None], targets, 0.0)

@@ -253,7 +253,8 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         if return_std:
             parts.append(self._reshaped(std.numpy() * self._targets_scaler.scale_))
         if intervals is not None:
-            band = quantile_band(*predictions.components(), alpha=1 - intervals)
+            means, stds = predictions.components()
+            band = quantile_band(means, stds, 1 - intervals)
             parts += [self._targets(band.low), self._targets(band.high)]
         return parts[0] if len(parts) == 1 else tuple(parts)
 

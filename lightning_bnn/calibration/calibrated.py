@@ -124,7 +124,7 @@ def gaussian_numbers(predictions: GaussianPredictions, alpha: int | float) -> di
         predictions: of examples with targets.
         alpha: what lies outside of the central interval.
     """
-    mixture, targets = predictions.components(), known_targets(predictions)
+    mixture, targets = predictions.components(), predictions.truth
     low, high, _ = quantile_band(*mixture, alpha)
     intervals = Intervals(low, high)
     return {
@@ -270,7 +270,7 @@ class CalibratedClasses(Calibrated):
             "probs_t": after.probs,
             "nll_t": -after.log_densities(),
             "size": sets.sum(-1).double(),
-            "coverage": sets.gather(-1, after.labels[:, None])[:, 0].double(),
+            "coverage": sets.gather(-1, after.truth[:, None])[:, 0].double(),
         }
 
     def probs(self, *inputs: Any) -> Tensor:
@@ -353,7 +353,7 @@ class CalibratedGaussian(Calibrated):
     def scores(self, predictions: GaussianPredictions) -> Scores:
         """Width and coverage of intervals, means over targets."""
         intervals = self._intervals(predictions.calibrated(self.calibrator), self.alpha)
-        held = intervals.contain(known_targets(predictions)).double()
+        held = intervals.contain(predictions.truth).double()
         return {"width": intervals.width.mean(-1), "coverage": held.mean(-1)}
 
     def mixture(self, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -394,7 +394,7 @@ class CalibratedGaussian(Calibrated):
     def _intervals(self, predictions: GaussianPredictions, alpha: float) -> Intervals:
         """Intervals around calibrated predictions."""
         known, new = (self._band(p, alpha) for p in (self.apart, predictions))
-        return conformal_intervals(known, known_targets(self.apart), alpha)(new)
+        return conformal_intervals(known, self.apart.truth, alpha)(new)
 
     def _band(self, predictions: GaussianPredictions, alpha: float) -> Band:
         mixture = predictions.components()
@@ -471,7 +471,7 @@ def calibrated(
             **common,
             before=before.numbers(*CLASS_NUMBERS),
             after=after.numbers(*CLASS_NUMBERS),
-            rule=conformal_sets(after.probs, after.labels, alpha, **rule),
+            rule=conformal_sets(after.probs, after.truth, alpha, **rule),
             diagrams=torch.stack([torch.stack(diagram(p)) for p in (before, after)]),
         )
     return CalibratedGaussian(
@@ -506,19 +506,13 @@ def finite(predictions: Some) -> Some:
     return predictions
 
 
-def known_targets(predictions: Predictions) -> Tensor:
-    """Targets in float64, which there must be."""
-    assert predictions.targets is not None
-    return predictions.targets.double()
-
-
 def diagram(predictions: ClassPredictions) -> list[Tensor]:
     """Reliability of the likeliest classes, see `lightning_bnn.metrics.reliability`."""
     confidence, predicted = predictions.probs.max(-1)
-    return [t.double() for t in reliability(confidence, predicted == predictions.labels)]
+    return [t.double() for t in reliability(confidence, predicted == predictions.truth)]
 
 
 def shares_below(predictions: GaussianPredictions) -> Tensor:
     """Shares of the targets below predicted quantiles."""
-    u = M.pit(*predictions.components(), known_targets(predictions))
+    u = M.pit(*predictions.components(), predictions.truth)
     return levels_reached(u).mean(1)

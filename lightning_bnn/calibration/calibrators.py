@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -349,17 +350,11 @@ def _loss(value: float, means: Tensor, stds: Tensor, targets: Tensor) -> float:
     return -float(joint_log_prob(*Spread(value)(means, stds), targets).mean())
 
 
-METHODS: dict[type[Predictions], dict[str, Callable[[Any], Any]]] = {
-    ClassPredictions: {
-        "temperature": lambda p: fit_temperature(p.log_probs, p.labels),
-        "vector": lambda p: fit_vector(p.log_probs, p.labels),
-    },
-    GaussianPredictions: {
-        "spread": lambda p: fit_spread(*p.components(), targets=p.targets),
-        "moments": lambda p: fit_spread(*p.components(), targets=p.targets, fit="moments"),
-    },
+METHODS: dict[type[Predictions], dict[str, Callable[..., Any]]] = {
+    ClassPredictions: {"temperature": fit_temperature, "vector": fit_vector},
+    GaussianPredictions: {"spread": fit_spread, "moments": partial(fit_spread, fit="moments")},
 }
-"""Functions that fit a calibrator to predictions with their targets, by kind and name."""
+"""Functions that fit a calibrator, by the kind of predictions and by name."""
 
 
 def method_of(likelihood: Any, name: str | None = None) -> str:
@@ -391,4 +386,4 @@ def fit(predictions: Predictions, method: str) -> Any:
         predictions: of held-out examples.
         method: name of the calibrator.
     """
-    return METHODS[type(predictions)][method](predictions)
+    return METHODS[type(predictions)][method](*predictions.components(), predictions.truth)

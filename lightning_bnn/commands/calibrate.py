@@ -118,7 +118,7 @@ def _classes(calibration: Any, predicted: Any) -> Test:
     sizes = numbers(calibration.scores(predicted), ("size", "coverage"))
     plain = {
         "size": float(M.set_size(credible)),
-        "coverage": float(M.set_coverage(credible, before.labels)),
+        "coverage": float(M.set_coverage(credible, before.truth)),
     }
     test = {
         "before": {**before.numbers(*CLASS_NUMBERS), **plain},
