@@ -243,7 +243,7 @@ class ClassPredictions(Predictions):
         if isinstance(likelihood, Bernoulli):
             logits = torch.cat([torch.zeros_like(logits), logits], -1)
         logs = logits.log_softmax(-1).clamp_min(_LEAST_LOG)
-        return logs, -(logs.exp() * logs).sum(-1)
+        return logs, _entropy(logs)
 
     def mean(self) -> ClassPredictions:
         """The mixture over the first dimension."""
@@ -274,11 +274,12 @@ class ClassPredictions(Predictions):
     def calibrated(self, calibrator: Any) -> ClassPredictions:
         """The same predictions, with the probabilities of a calibrator."""
         probs = calibrator(*self.components())
-        return replace(self, log_probs=probs.log(), entropy=torch.special.entr(probs).sum(-1))
+        logs = probs.log().clamp_min(_LEAST_LOG)
+        return replace(self, log_probs=logs, entropy=_entropy(logs))
 
     def scores(self) -> Scores:
         """Scores of every example, and its probabilities."""
-        entropy = M.entropy_score(self.probs)
+        entropy = _entropy(self.log_probs)
         scores = {
             "probs": self.probs,
             "max_probability": M.max_probability_score(self.probs),
@@ -304,6 +305,10 @@ class ClassPredictions(Predictions):
             "tv": (probs - others).abs().sum(-1) / 2,
             "kl": kl_of_each(probs, others),
         }
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 @dataclass(frozen=True)

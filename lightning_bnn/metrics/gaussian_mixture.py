@@ -115,6 +115,8 @@ def log_mean_exp(logs: Tensor) -> Tensor:
     >>> log_mean_exp(torch.tensor([[0.2], [0.4]]).log()).exp()
     tensor([0.3000])
     """
+    if len(logs) == 1:
+        return logs[0]
     mean = logs.exp().mean(0)
     if bool(((mean > _TINY) & (mean < math.inf)).all()):  # several times as fast
         return mean.log()
