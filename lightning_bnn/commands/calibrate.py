@@ -146,18 +146,17 @@ def _fitted(
 ) -> tuple[Calibrated, Any]:
     """Fit a calibrator to the validation data, and predict the test data."""
     method = method_of(posterior.likelihood, method)
-    sets = [*problem.validation_sets(), problem.test_set()]
+    sets = [problem.validation_data(), problem.test_set()]
     share = max(1, samples // len(posterior.predictors))
     of_modes = [
         predictions_of_mode(mode, posterior.network, posterior.likelihood, sets, (share,), seed, k)
         for k, mode in enumerate(posterior.predictors)
     ]
-    *validated, predicted = (
+    validated, predicted = (
         parts[0].stacked(parts).mean()
-        for parts in ([mode[s][0] for mode in of_modes] for s in range(len(sets)))
+        for parts in ([counted[0] for counted in of_set] for of_set in zip(*of_modes, strict=True))
     )
-    fitted = calibrated(predicted.joined(validated), method, seed=seed, **options)
-    return fitted, predicted
+    return calibrated(validated, method, seed=seed, **options), predicted
 
 
 def credible_sets(probs: Tensor, alpha: float) -> Tensor:

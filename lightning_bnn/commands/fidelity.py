@@ -18,7 +18,6 @@ from lightning_bnn.evaluation.report import (
     note_of,
     numbers_table,
     reference_text,
-    to_reference,
 )
 from lightning_bnn.evaluation.run_settings import other_posterior
 from lightning_bnn.evaluation.stored_posteriors import Location
@@ -206,7 +205,8 @@ def scores_table(
     """
     names = {name for row in numbers.values() for name in row}
     columns = {"gradients": Column("gradients", "", 1, 0), "seconds": Column("seconds", "", 1, 0)}
-    columns |= {law: distance(title) for law, title in LAWS.items()} | to_reference(names)
+    columns |= {law: distance(title) for law, title in LAWS.items()}
+    columns |= columns_of(names, "reference")
     columns |= {name: column for name, column in columns_of(names).items() if name in qualities}
     rows = [
         (

@@ -23,7 +23,6 @@ from lightning_bnn.evaluation.report import (
     note_of,
     numbers_table,
     percent,
-    predicted_and_calibrated,
     reference_text,
 )
 from lightning_bnn.findings import Findings, results_folder, write_findings
@@ -121,7 +120,7 @@ def _predictions(comparison: Comparison) -> dict[str, Table]:
     """The quality of predictions, also once calibrated, or P1's two tables under its protocol."""
     settings = comparison.settings
     names = {name for row in comparison.rows for name in row.numbers}
-    predicted, calibrated = predicted_and_calibrated(names)
+    predicted, calibrated = (columns_of(names, group) for group in ("predicted", "calibrated"))
     about = _note(note_of(predicted, settings))
     tables = {}
     if PROTOCOLS[settings["protocol"]].pools:

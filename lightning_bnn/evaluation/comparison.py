@@ -88,7 +88,8 @@ def rows_of(
     count = len(posterior.modes)
     share = max(1, reference.samples // count)
     every, sizes = _drawn(posterior, reference)
-    distances = _distances(every, sizes, reference)
+    with torch.no_grad():
+        distances = reference.of_modes(every, [k for k, n in enumerate(sizes) for _ in range(n)])
     pooled = _pooled(every, sizes, reference, share) if reference.pools else {}
     quality = _quality(posterior, reference, sets, score, share, predicted, validation)
     all_modes = sum(sizes), sum(min(size, share) for size in sizes)
@@ -122,12 +123,6 @@ def _drawn(posterior: StoredPosterior, reference: Reference) -> tuple[Params, li
     every = {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
     reference.check(every, posterior.name)
     return every, [P.stack_size(stack) for stack in stacks]
-
-
-@torch.no_grad()
-def _distances(every: Params, sizes: Sequence[int], reference: Reference) -> dict[str, Numbers]:
-    """Distances of one mode, and of all modes as a law and as a mixture."""
-    return reference.of_modes(every, [k for k, size in enumerate(sizes) for _ in range(size)])
 
 
 @torch.no_grad()
@@ -321,13 +316,15 @@ def _all_rows(
     origins: dict[str, Mapping[str, Any]] = {}
     for name, source in (bar := tqdm(list(sources.items()), desc="posteriors")):
         bar.set_postfix_str(name)
-        make = functools.partial(_computed, name, functools.partial(compute, name, source))
-        if folder is not None and isinstance(source, Location):
-            identity = {"name": name, "sha256": source.digest(), "rows": str(source.rows)}
-            key = {**settings, "posterior": identity}
-            new, origins[name] = _stored_or_computed(folder / f"{name}.json", key, make)
+        if folder is None or not isinstance(source, Location):
+            new, origins[name] = _computed(name, source, compute)
         else:
-            new, origins[name] = make()
+            identity = {"name": name, "sha256": source.digest(), "rows": str(source.rows)}
+            key, path = {**settings, "posterior": identity}, folder / f"{name}.json"
+            stored = _stored(path, json.loads(json.dumps(key)))
+            new, origins[name] = stored or _computed(name, source, compute)
+            if stored is None and "failed" not in origins[name]:
+                _store(path, {"key": key, "origin": origins[name], "rows": [*map(asdict, new)]})
         rows += new
     return rows, origins
 
@@ -388,31 +385,22 @@ def _config(sources: Sequence[Location | Any]) -> Path:
 
 
 # ------------------------------------------------------------ rows that are there already
-def _stored_or_computed(
-    path: Path, key: Mapping[str, Any], compute: Callable[[], RowsAndOrigin]
+def _computed(
+    name: str, source: Location | Any, compute: Callable[[str, Location | Any], RowsAndOrigin]
 ) -> RowsAndOrigin:
-    """Read the rows of an earlier call with the same key, or compute them."""
-    stored = _stored(path, json.loads(json.dumps(key)))
-    if stored is not None:
-        return stored
-    rows, origin = compute()
-    if "failed" in origin:
-        return rows, origin
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"key": key, "origin": origin, "rows": [asdict(row) for row in rows]}
-    write_whole(path, json.dumps(content, indent=1) + "\n", wait=False)
-    return rows, origin
-
-
-def _computed(name: str, compute: Callable[[], RowsAndOrigin]) -> RowsAndOrigin:
     """Compute the rows of a posterior, or one that says why it failed."""
     try:
         with quiet():
-            return compute()
+            return compute(name, source)
     except (ValueError, RuntimeError, OSError) as error:
         message = " ".join(str(error).split())
         tqdm.write(f"{name} failed: {message}")
         return [Row(name, FAILED, {}, 0)], {"failed": message}
+
+
+def _store(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(content, indent=1) + "\n", wait=False)
 
 
 def _stored(path: Path, key: Any) -> RowsAndOrigin | None:

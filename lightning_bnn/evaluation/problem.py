@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -118,16 +118,6 @@ def _loader(data: Any) -> Any:
     return data
 
 
-class _Joined:
-    """Several loaders, one after the other."""
-
-    def __init__(self, loaders: Sequence[Any]) -> None:
-        self._loaders = loaders
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(self._loaders)
-
-
 @dataclass(frozen=True)
 class Problem:
     """A network and the data that it is evaluated on.
@@ -175,14 +165,15 @@ class Problem:
         self.source.setup("fit")
         return StoredBatches(self.source, self.source.train_dataloader(), most)
 
-    def validation_sets(self) -> list[StoredBatches]:
-        """Return the validation data, and refuse a datamodule that has none."""
-        return [StoredBatches(self.source, loader) for loader in validation_loaders(self.source)]
+    def validation_data(self) -> StoredBatches:
+        """Join all validation data, and refuse a datamodule that has none."""
+        loaders = validation_loaders(self.source)
+        return StoredBatches(self.source, itertools.chain.from_iterable(loaders))
 
     def validation_set(self) -> StoredBatches | None:
         """Join all validation data, or return None for fewer than two examples."""
         try:
-            every = StoredBatches(self.source, _Joined(validation_loaders(self.source)))
+            every = self.validation_data()
             return every if len(every.targets()) > 1 else None
         except ValueError:
             return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from lightning_bnn.evaluation.comparison import FAILED, Comparison, Row
 from lightning_bnn.evaluation.protocols import PROTOCOLS
@@ -23,12 +24,15 @@ class Column:
         unit: on axes of figures, with an arrow to where it is better.
         factor: what it is multiplied by to be shown.
         digits: behind the point.
+        group: whether it is of predictions as they are, or ``"calibrated"``, or compares them
+            with those of a ``"reference"``.
     """
 
     title: str
     unit: str
     factor: int = 1
     digits: int = 3
+    group: Literal["predicted", "calibrated", "reference"] = "predicted"
 
     def cell(self, numbers: Mapping[str, Any], name: str) -> Any:
         """A number in the unit of the column, NaN where there is none; text stays as it is."""
@@ -36,8 +40,8 @@ class Column:
         return number if isinstance(number, str) else Measured(*(self.factor * v for v in number))
 
 
-def _percent(title: str, unit: str) -> Column:
-    return Column(title, unit, 100, 1)
+_percent = partial(Column, factor=100, digits=1)
+_calibrated, _beside = partial(Column, group="calibrated"), partial(Column, group="reference")
 
 
 def distance(title: str) -> Column:
@@ -51,14 +55,14 @@ CLASSES = {
     "ace": _percent("ACE", "% ↓"),
     "brier": _percent("Brier", "% ↓"),
     "nll": Column("NLL", "nats ↓"),
-    "nll_t": Column("NLL (T)", "nats ↓"),
-    "ece_t": _percent("ECE (T)", "% ↓"),
-    "aurc": Column("AURC", "% ↓", 100, 2),
-    "set90": Column("Set90", "classes ↓", digits=2),
-    "held90": _percent("Held90", "%, 90 is right"),
-    "agree": _percent("Agree", "% ↑"),
-    "tv": _percent("TV", "% ↓"),
-    "kl": Column("KL", "nats ↓", digits=4),
+    "nll_t": _calibrated("NLL (T)", "nats ↓"),
+    "ece_t": _calibrated("ECE (T)", "% ↓", 100, 1),
+    "aurc": _calibrated("AURC", "% ↓", 100, 2),
+    "set90": _calibrated("Set90", "classes ↓", digits=2),
+    "held90": _calibrated("Held90", "%, 90 is right", 100, 1),
+    "agree": _beside("Agree", "% ↑", 100, 1),
+    "tv": _beside("TV", "% ↓", 100, 1),
+    "kl": _beside("KL", "nats ↓", digits=4),
     "aupr": _percent("AUPR", "% ↑"),
     "fpr95": _percent("FPR95", "% ↓"),
     "idmi": _percent("IDMI", "nats x 100"),
@@ -72,12 +76,12 @@ _GAUSSIANS = {
     "crps": Column("CRPS", "↓"),
     "cover90": _percent("Cover90", "%, 90 is right"),
     "width90": Column("Width90", "at equal coverage ↓"),
-    "interval90": Column("Conf90", "at equal coverage ↓"),
+    "interval90": _calibrated("Conf90", "at equal coverage ↓"),
     "held90": CLASSES["held90"],
     "calib": _percent("Calib", "% ↓"),
     "sharpness": Column("Sharpness", "mean sd"),
-    "energy_f": Column("Energy (f)", "↓", digits=4),
-    "energy": Column("Energy", "↓", digits=4),
+    "energy_f": _beside("Energy (f)", "↓", digits=4),
+    "energy": _beside("Energy", "↓", digits=4),
     "aupr": CLASSES["aupr"],
     "fpr95": CLASSES["fpr95"],
     "idvar": Column("IDVar", "variance", digits=4),
@@ -85,8 +89,6 @@ _GAUSSIANS = {
 }
 PREDICTIONS = {**CLASSES, **_GAUSSIANS}
 """All columns, by the name of the number."""
-_CALIBRATED = ("nll_t", "ece_t", "aurc", "set90", "interval90", "held90")
-_TO_REFERENCE = ("agree", "tv", "kl", "energy_f", "energy")
 _ON_TOP = (
     "NLL (T), ECE (T): after temperature scaling; Set90, Held90: size and coverage of conformal "
     "sets of 90 %; both calibrated on the validation data. AURC: error of the most confident "
@@ -99,37 +101,16 @@ def is_regression(names: Iterable[str]) -> bool:
     return "crps" in set(names)
 
 
-def columns_of(names: Iterable[str]) -> dict[str, Column]:
+def columns_of(names: Iterable[str], group: str | None = None) -> dict[str, Column]:
     """Select the columns for the numbers that there are.
 
     Args:
         names: of the numbers of all rows.
+        group: of the columns, by default all.
     """
     names = set(names)
-    quality_columns = _GAUSSIANS if is_regression(names) else CLASSES
-    return {name: column for name, column in quality_columns.items() if name in names}
-
-
-def predicted_and_calibrated(names: Iterable[str]) -> tuple[dict[str, Column], dict[str, Column]]:
-    """The columns of predictions as they are, and of what validation data add to them.
-
-    Args:
-        names: of the numbers of all rows.
-    """
-    columns = columns_of(names)
-    on_top = {name: column for name, column in columns.items() if name in _CALIBRATED}
-    others = {*on_top, *_TO_REFERENCE}
-    return {name: column for name, column in columns.items() if name not in others}, on_top
-
-
-def to_reference(names: Iterable[str]) -> dict[str, Column]:
-    """The columns of what compares predictions with those of a reference.
-
-    Args:
-        names: of the numbers of all rows.
-    """
-    columns = columns_of(names)
-    return {name: column for name, column in columns.items() if name in _TO_REFERENCE}
+    columns = _GAUSSIANS if is_regression(names) else CLASSES
+    return {n: c for n, c in columns.items() if n in names and group in (None, c.group)}
 
 
 def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
@@ -201,7 +182,7 @@ def distances_table(comparison: Comparison) -> Table:
     """One row for every posterior: its law, its single modes, and the mixture of all modes."""
     names = {name for row in comparison.rows for name in row.numbers}
     columns = {f"{mode} {key}": distance(title) for (mode, key), title in DISTANCES.items()}
-    columns |= to_reference(names)
+    columns |= columns_of(names, "reference")
     rows: list[tuple[dict[str, Cell], dict[str, Any]]] = []
     for name, modes in _by_method(comparison.rows).items():
         seeds, networks = (
