@@ -200,7 +200,7 @@ def _quality(
 
 FAILED = "failed"
 """The mode of a row of a posterior that could not be compared."""
-_FORMAT = 4
+_FORMAT = 5
 """Of stored rows: what other versions have computed is not read."""
 RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 """Rows of a posterior, and where it is from."""
