@@ -6,20 +6,23 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn.evaluation.draws import predictor_of
 from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.metrics.convergence import LEAST
 from lightning_bnn.metrics.gaussian_mixture import log_mean_exp
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.sources import network_of
 from lightning_bnn.predictions import Predictions, has_classes
+from weightsym import params as P
 from weightsym.params import Params, first_line, keyed_generator
 
-T = TypeVar("T")
+_TIMES, _INPUTS = 100, 64
+"""Networks of a chain, and examples for them, at most."""
 
 
 class NotPossible(Exception):
@@ -127,7 +130,6 @@ class Evidence:
     left_out: int = 0
     draws: int = 20
     alone: bool = False
-    _known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -149,16 +151,6 @@ class Evidence:
         alone = len(modes) == 1 and getattr(modes[0], "size", 0) == 1
         network = network or network_of([source])
         return cls(network, likelihood or Categorical(), modes, modes, **{"alone": alone, **facts})
-
-    def once(self, compute: Callable[[Evidence], T]) -> T:
-        """Return the result of a function of this evidence, computed for the first check that asks.
-
-        Args:
-            compute: a function of the evidence.
-        """
-        if compute not in self._known:
-            self._known[compute] = compute(self)
-        return self._known[compute]
 
     def training_examples(self) -> Examples:
         """Return the training examples, without which a check is not possible."""
@@ -214,6 +206,30 @@ class Evidence:
     def on_training(self) -> list[Tensor]:
         """The same for training examples."""
         return self._outputs(self.training_examples())
+
+    @cached_property
+    def finite_chains(self) -> Params:
+        """The networks of chains that are finite, at most a hundred of each chain."""
+        chains = self.chains
+        times = next(iter(chains.values())).shape[1] if chains else 0
+        if times < LEAST:
+            raise NotPossible(f"there are no chains with at least {LEAST} networks")
+        finite = torch.stack([t.flatten(1).isfinite().all(1) for t in chains.values()]).all(0)
+        if not bool(finite.any()):
+            raise NotPossible("no chain is finite")
+        rows = torch.linspace(0, times - 1, min(times, _TIMES)).round().long()
+        return {name: t[finite.to(t.device)][:, rows.to(t.device)] for name, t in chains.items()}
+
+    @cached_property
+    def on_chains(self) -> tuple[Tensor, Tensor]:
+        """Outputs ``(chains, times, examples, ...)`` of these for some examples, and targets."""
+        examples, chains = self.held_out or self.training_examples(), self.finite_chains
+        shape = next(iter(chains.values())).shape[:2]
+        inputs = tuple(x[:_INPUTS] if isinstance(x, Tensor) else x for x in examples.inputs)
+        with torch.no_grad():
+            stack = {n: t.flatten(0, 1) for n, t in chains.items()}
+            outputs = P.apply(self.network, stack, *inputs)
+        return outputs.double().unflatten(0, shape), examples.targets[:_INPUTS]
 
     def log_density(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Log-density of every target under the mean prediction of all modes."""
@@ -276,26 +292,22 @@ def _forward_at(forward: Callable[..., Any], likelihood: Categorical, *inputs: A
     return every[torch.arange(len(position), device=position.device), position]
 
 
-def frequencies(targets: Tensor, classes: int) -> Tensor:
-    """Frequencies of classes, each counted once more than it was seen.
-
-    >>> frequencies(torch.tensor([0, 0]), 2)
-    tensor([0.7500, 0.2500], dtype=torch.float64)
-    """
-    counts = torch.bincount(targets.long().flatten(), minlength=classes)[:classes].double() + 1
-    return counts / counts.sum()
-
-
 def constant_log_density(training_targets: Tensor, targets: Tensor, classes: int | None) -> Tensor:
     """Log-density of every target under the best answer that does not look at inputs.
 
     Args:
         training_targets: that it is fitted to.
         targets: that are predicted.
-        classes: how many; None for numbers, which are taken for Gaussian.
+        classes: how many, each counted once more than it was seen; None for numbers, which are
+            taken for Gaussian.
+
+    >>> constant_log_density(torch.tensor([0, 0]), torch.tensor([0, 1]), 2).exp()
+    tensor([0.7500, 0.2500], dtype=torch.float64)
     """
     if classes is not None:
-        return frequencies(training_targets, classes).log()[targets.long()]
+        labels = training_targets.long().flatten()
+        counts = torch.bincount(labels, minlength=classes)[:classes].double() + 1
+        return (counts / counts.sum()).log()[targets.long()]
     mean, std = training_targets.double().mean(0), training_targets.double().std(0).clamp_min(1e-12)
     logs = torch.distributions.Normal(mean, std).log_prob(targets.double())
     return logs.reshape(len(targets), -1).sum(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -111,6 +111,8 @@ def precise_outputs(network: nn.Module, networks: Params, inputs: Tensor) -> Ten
     return in_runnable_precision(network, Inputs((inputs,)), use).double()
 
 
+_WEIGHT_SPACES = ("", "ns_")
+"""Networks as they are, and without symmetries."""
 _SUFFIXES: dict[Reduction, str] = {"median": "", "mean": "_mean", "max": "_max"}
 """Of the names of P1's numbers, by their reduction over kernels."""
 
@@ -150,15 +152,15 @@ class Reference:
             raise ValueError(f"`reference` must hold at least 2 networks, got {self.size}.")
         self._remover = protocol.remover(network.eval(), *example)
         weights = [n for n in P.weight_names(network) if n in networks] or None  # and no buffers
-        kept: dict[str, Any] = {"layers": weights, "device": device, "chains": chains}
-        self._as_they_are = MMDReference(networks, **kept)
-        self._freed = MMDReference(self._free(networks), **kept)
         self._predict = predict
-        self._functions = None
-        if predict is not None:
-            outputs = {"function": predict(networks)}
-            self._functions = MMDReference(outputs, device=device, chains=chains)
-        self._digests = set(_digests(networks, self._as_they_are.layers))
+        self._spaces = {
+            space: MMDReference(
+                stack, layers=None if space == "f_" else weights, device=device, chains=chains
+            )
+            for space, stack in self._stacks(networks).items()
+        }
+        self._plain = self._spaces[""]
+        self._digests = set(_digests(networks, self._plain.layers))
 
     @classmethod
     def of(cls, stored: StoredPosterior, problem: Problem, options: Options) -> Reference:
@@ -181,8 +183,10 @@ class Reference:
             problem.probe(stored.likelihood) if options.functions else None,
         )
 
-    def _free(self, networks: Params) -> Transformed:
-        return Transformed(networks, self._remover(networks))
+    def _stacks(self, networks: Params) -> dict[str, Any]:
+        """Networks as they are, without symmetries, and as functions if these are compared."""
+        stacks = {"": networks, "ns_": Transformed(networks, self._remover(networks))}
+        return stacks if self._predict is None else {**stacks, "f_": {"f": self._predict(networks)}}
 
     def check(self, networks: Params, name: str) -> None:
         """Refuse networks of other layers, and those that are in the reference: they bias the MMD.
@@ -191,15 +195,15 @@ class Reference:
             networks: a stack.
             name: of the posterior that they are from.
         """
-        for layer in self._as_they_are.layers:
-            shape, tensor = tuple(self._as_they_are.source.shapes[layer]), networks.get(layer)
+        for layer in self._plain.layers:
+            shape, tensor = tuple(self._plain.source.shapes[layer]), networks.get(layer)
             if tensor is None or tuple(tensor.shape[1:]) != shape:
                 problem = "is missing" if tensor is None else f"has shape {tuple(tensor.shape[1:])}"
                 raise ValueError(
                     f"{name} has other networks than the reference: `{layer}`, of shape {shape} "
                     f"there, {problem}."
                 )
-        same = sum(d in self._digests for d in _digests(networks, self._as_they_are.layers))
+        same = sum(d in self._digests for d in _digests(networks, self._plain.layers))
         if same:
             raise ValueError(
                 f"{same} networks of {name} are also in the reference: train them from another "
@@ -218,20 +222,13 @@ class Reference:
         """
         single: Numbers = {}
         multi: Numbers = {}
-        for prefix, stack, reference in self._spaces(networks):
-            table = modes_table(reference, stack, modes)
+        for prefix, stack in self._stacks(networks).items():
+            table = modes_table(self._spaces[prefix], stack, modes)
             single[f"{prefix}mixture"] = spread(table.single.reduce("median"))
             for name in ("law", "mixture", "floor"):
                 number = getattr(table, name).estimate("median")
                 multi[f"{prefix}{name}"] = Measured(float(number.value), float(number.error))
         return {"one": single, "multi": multi} if len(set(modes)) > 1 else {"one": single}
-
-    def _spaces(self, networks: Params) -> Iterator[tuple[str, Any, MMDReference]]:
-        """A stack as it is, without symmetries, and as functions, each beside the reference."""
-        yield "", networks, self._as_they_are
-        yield "ns_", self._free(networks), self._freed
-        if self._functions is not None and self._predict is not None:
-            yield "f_", {"function": self._predict(networks)}, self._functions
 
     def pooled(self, networks: Params, parts: Sequence[Tensor]) -> list[dict[str, float]]:
         """MMD^2 of parts of a stack to the reference, all networks alike, as P1 measures it.
@@ -242,9 +239,9 @@ class Reference:
         """
         if not parts:
             return []
-        plain = self._as_they_are.compare_parts(networks, parts)
-        freed = self._freed.compare_parts(self._free(networks), parts)
-        return [self._reduced(*values) for values in zip(plain, freed, strict=True)]
+        both = zip(_WEIGHT_SPACES, self._stacks(networks).values(), strict=False)
+        values = (self._spaces[space].compare_parts(stack, parts) for space, stack in both)
+        return [self._reduced(*pair) for pair in zip(*values, strict=True)]
 
     def noise_floor(self, samples: int, repeats: int = 20) -> Numbers:
         """The same between random parts of the reference itself: mean and standard deviation.
@@ -262,15 +259,15 @@ class Reference:
         scale = (1 / samples + 1 / self.size) / parts
         plain, freed = (
             scale * reference.noise_floor(count, repeats, keyed_generator(self.seed, "floor"))
-            for reference in (self._as_they_are, self._freed)
+            for reference in (self._spaces[space] for space in _WEIGHT_SPACES)
         )
         splits = [self._reduced(*values) for values in zip(plain, freed, strict=True)]
         return {key: spread(torch.tensor([split[key] for split in splits])) for key in splits[0]}
 
     def _reduced(self, plain: Tensor, freed: Tensor) -> dict[str, float]:
         """One number for every reduction over kernels, of MMD^2 by layer and kernel."""
-        layers = self._as_they_are.layers
-        shapes = self._as_they_are.source.shapes
+        layers = self._plain.layers
+        shapes = self._plain.source.shapes
         sizes = torch.tensor([math.prod(shapes[layer]) for layer in layers])
         numbers: dict[str, float] = {}
         for name, values in (("mmd", plain), ("ns", freed)):

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_bnn.doctor.evidence import Evidence, NotPossible
 from lightning_bnn.doctor.findings import Finding
 from lightning_bnn.metrics import effective_sample_size, mcse_mean, rhat, tail_effective_sample_size
-from lightning_bnn.metrics.convergence import LEAST, some_of
+from lightning_bnn.metrics.convergence import some_of
 from lightning_bnn.predictions import ClassPredictions
 from weightsym import UnsupportedModel, canonicalise, discover
 from weightsym import params as P
@@ -18,7 +18,7 @@ from weightsym.params import Params
 
 __all__ = ["chains_are_copies", "chains_not_converged", "not_burnt_in", "step_too_large"]
 
-_TIMES, _INPUTS, _WEIGHTS = 100, 64, 300
+_WEIGHTS = 300
 _LEAST_ACCEPTANCE = 0.5
 _HOT = 1.3
 """Kinetic over asked temperature."""
@@ -117,7 +117,7 @@ def chains_not_converged(e: Evidence) -> Finding | None:
 
 def chains_are_copies(e: Evidence) -> Finding | None:
     """Chains whose weights differ, and whose canonical forms or functions do not."""
-    chains = thinned(e)
+    chains = e.finite_chains
     if len(next(iter(chains.values()))) < 2:
         raise NotPossible("there is only one chain")
     raw = _reductions(_some(e, chains))[0]
@@ -142,41 +142,17 @@ def chains_are_copies(e: Evidence) -> Finding | None:
 @torch.no_grad()
 def log_densities(e: Evidence) -> Tensor:
     """Mean log-density of the targets of some examples, ``(chains, times)``."""
-    outputs, targets = e.once(_outputs)
+    outputs, targets = e.on_chains
     return e.likelihood.log_prob(outputs.flatten(0, 1), targets).mean(-1).view(outputs.shape[:2])  # type: ignore[operator]  # a likelihood has it
 
 
 def function_values(e: Evidence) -> Tensor:
     """Predictions of the networks of chains for some inputs, ``(chains, times, numbers)``."""
-    outputs, _ = e.once(_outputs)
+    outputs, _ = e.on_chains
     if e.classes:
         probs = ClassPredictions.of_each(e.likelihood, outputs.flatten(0, 1)).probs
         outputs = probs.unflatten(0, outputs.shape[:2])
     return outputs.flatten(2)
-
-
-def thinned(e: Evidence) -> Params:
-    """The networks of chains that are finite, at most a hundred of each chain."""
-    chains = e.chains
-    times = next(iter(chains.values())).shape[1] if chains else 0
-    if times < LEAST:
-        raise NotPossible(f"there are no chains with at least {LEAST} networks")
-    finite = torch.stack([t.flatten(1).isfinite().all(1) for t in chains.values()]).all(0)
-    if not bool(finite.any()):
-        raise NotPossible("no chain is finite")
-    rows = torch.linspace(0, times - 1, min(times, _TIMES)).round().long()
-    return {name: t[finite.to(t.device)][:, rows.to(t.device)] for name, t in chains.items()}
-
-
-@torch.no_grad()
-def _outputs(e: Evidence) -> tuple[Tensor, Tensor]:
-    """Outputs ``(chains, times, examples, ...)`` of all networks for some examples."""
-    examples = e.held_out or e.training_examples()
-    chains = thinned(e)
-    shape = next(iter(chains.values())).shape[:2]
-    inputs = tuple(x[:_INPUTS] if isinstance(x, Tensor) else x for x in examples.inputs)
-    outputs = P.apply(e.network, {n: t.flatten(0, 1) for n, t in chains.items()}, *inputs)
-    return outputs.double().unflatten(0, shape), examples.targets[:_INPUTS]
 
 
 def _canonical(e: Evidence, chains: Params) -> Tensor:

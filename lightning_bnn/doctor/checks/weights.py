@@ -31,7 +31,7 @@ _EXPLAINED = 0.5
 
 def wrong_deviations(e: Evidence) -> Finding | None:
     """Gaussians far narrower or wider than the curvature of the loss and the prior allow."""
-    ratios = e.once(_ratios)
+    ratios = _ratios(e)
     median, quartile = float(ratios.median()), float(ratios.quantile(0.75))
     if median <= 1 / _FACTOR:
         says = f"Standard deviations of weights are {median:.2g} of what"
