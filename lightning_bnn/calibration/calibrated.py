@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def validation_loaders(datamodule: Any) -> list[Any]:
-    """Find the loaders of validation data, or say what would give some.
+    """Find the loaders of validation data, and refuse a datamodule without any.
 
     Args:
         datamodule: anything with a ``val_dataloader``, after ``setup("fit")``.
@@ -81,7 +81,7 @@ def validation_loaders(datamodule: Any) -> list[Any]:
 
 
 def _made(make: Any) -> Any:
-    """Make the loaders, or none where a datamodule of Lightning raises that it has none."""
+    """Make the loaders, or return None where Lightning raises that there are none."""
     try:
         return make()
     except NotImplementedError:
@@ -93,14 +93,14 @@ def _made(make: Any) -> Any:
 
 
 def split_rows(n: int, share: int | float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows to fit a calibrator to, and rows for all else: prediction sets, and numbers.
+    """Split rows into those that fit a calibrator, and those for prediction sets and numbers.
 
-    What is fitted to an example knows its label, and prediction sets must not: they hold the truth
-    as often as they say only if their examples were kept apart.
+    A calibrator has seen the labels of its examples. Prediction sets have their stated coverage
+    only if they are made from other examples.
 
     Args:
-        n: how many examples there are.
-        share: of them that is kept apart.
+        n: number of examples.
+        share: of the examples that are kept apart.
         seed: of the split.
     """
     check_between("held_out", share)
@@ -141,10 +141,10 @@ class Calibrated(ABC):
 
     Attributes:
         method: name of the calibrator.
-        calibrator: what was fitted.
-        alpha: the error rate of sets or intervals, if nothing else is asked for.
-        fitted_to: how many examples the calibrator was fitted to.
-        before: numbers of the others without it.
+        calibrator: the fitted one.
+        alpha: default error rate of sets or intervals.
+        fitted_to: number of examples that the calibrator was fitted to.
+        before: numbers of the other examples without it.
         after: the same with it.
         module: what predicts, anything with ``outputs(inputs)``; it is not saved.
 
@@ -290,7 +290,7 @@ class CalibratedClasses(Calibrated):
         return self.predictions_of(outputs).probs
 
     def sets(self, *inputs: Any, alpha: float | None = None) -> Tensor:
-        """Classes that hold the truth as often as was asked for, boolean ``(batch, classes)``.
+        """Prediction sets with the coverage that was asked for, boolean ``(batch, classes)``.
 
         Args:
             *inputs: as the network takes them.
@@ -373,7 +373,7 @@ class CalibratedGaussian(Calibrated):
         return self.predictions_of(outputs).components()
 
     def intervals(self, *inputs: Any, alpha: float | None = None) -> Intervals:
-        """Intervals that hold the truth as often as was asked for.
+        """Intervals with the coverage that was asked for.
 
         Args:
             *inputs: as the network takes them.
@@ -418,7 +418,7 @@ _KINDS: tuple[Any, ...] = (
     CalibratedClasses, CalibratedGaussian, GaussianPredictions, Temperature, VectorScaling, Spread,
     ConformalSets, Categorical, Bernoulli, Gaussian,
 )  # fmt: skip
-"""Classes whose objects files may hold."""
+"""Classes of the objects that a file may contain."""
 
 
 _INTERVALS = ("split", "cqr")

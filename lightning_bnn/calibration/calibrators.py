@@ -83,9 +83,9 @@ _GRID = 41
 
 
 def least_positive(loss: Callable[[float], float], low: float, high: float) -> tuple[float, bool]:
-    """Find where a function is least between two bounds, and whether that is one of these.
+    """Minimise a function of a positive number, and tell whether the minimum is at a bound.
 
-    A grid of logarithms finds the right valley, Brent's method its bottom.
+    A logarithmic grid finds the right valley, and Brent's method its minimum.
 
     Args:
         loss: of the number.
@@ -111,7 +111,7 @@ def least_positive(loss: Callable[[float], float], low: float, high: float) -> t
 
 
 BOUNDS = (0.05, 20.0)
-"""Between which temperatures are sought."""
+"""Bounds of the search for a temperature."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> Temperature:
 
 
 def warn_of_bound(name: str, value: float, bounds: tuple[float, float], examples: int) -> None:
-    """Say that a search has ended where it may not go on.
+    """Warn that a search has ended at a bound.
 
     Args:
         name: of the number.

@@ -27,7 +27,7 @@ def conformal_rank(n: int, alpha: int | float) -> int:
     r"""The rank of the score that is the threshold, :math:`\lceil (n + 1)(1 - \alpha) \rceil`.
 
     Args:
-        n: how many scores there are; a larger rank says that these are too few.
+        n: number of scores; a rank above it means that they are too few.
         alpha: the share of examples whose truth may be missed, taken as the decimal that it is.
 
     >>> conformal_rank(9, 0.7), math.ceil(10 * (1 - 0.7))  # floating-point numbers are off by one
@@ -43,9 +43,9 @@ def conformal_quantiles(
     r"""For every group of scores, the :math:`\lceil (n + 1)(1 - \alpha) \rceil`-th smallest.
 
     A further score of the same law is at most that with probability :math:`1 - \alpha` or more, and
-    with :math:`1 - \alpha + 1 / (n + 1)` or less if no scores are equal. Of too few scores it is
-    infinite, which is said once. Decimal error rates are taken literally: rounding never moves the
-    rank.
+    with :math:`1 - \alpha + 1 / (n + 1)` or less if no scores are equal. It is
+    infinite, with one warning, if there are too few scores. Decimal error rates are taken
+    literally: rounding never changes the rank.
 
     References:
         | Algorithmic Learning in a Random World (Vovk, Gammerman and Shafer, 2005)
@@ -56,7 +56,7 @@ def conformal_quantiles(
         scores: one for each calibration example, ``(n, ...)``.
         alpha: the share of examples whose truth may be missed.
         groups: the number of each example's group, by default the same for all.
-        count: how many groups there are; some may have no examples.
+        count: number of groups, some of which may have no examples.
 
     Returns:
         One number for each group, ``(count, ...)``.
@@ -123,10 +123,9 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0, known: bool = False) 
     r"""Measure how strange every class would be as the truth, ``(batch, classes)``, in float64.
 
     With classes ordered by falling probability, :math:`o` the rank of class :math:`c` (from 1)
-    and :math:`u` uniform in (0, 1), which makes coverage exact and lets sets be empty. It is read
-    off the prediction, so that an example has the same set alone and among others. Where a
-    prediction comes several times in a batch, the first, second, third, ... have numbers of their
-    own, so that the order of equal predictions matters, and no other:
+    and :math:`u` uniform in (0, 1), which makes coverage exact and lets sets be empty. It is
+    computed from the prediction, so that an example has the same set alone and in a batch.
+    Repetitions of a prediction in a batch get different numbers, by their order:
 
     - ``"thr"`` (also called LAC): :math:`1 - p_c`, the smallest sets on average;
     - ``"aps"``: :math:`\sum_{j < o} p_{(j)} + u\, p_c`, sets that are larger for harder examples;
@@ -167,9 +166,8 @@ def set_scores(probs: Tensor, score: Score, seed: int = 0, known: bool = False) 
 def uniform_numbers(probs: Tensor, seed: int, known: bool = False) -> Tensor:
     """Mix the digits of each prediction into a number that is uniform in (0, 1), in float64.
 
-    They are those of its largest log-probabilities, which tell confident predictions apart and
-    hardly ever depend on what else is in a batch. Equal predictions are told apart by how many of
-    them came before.
+    The digits of its largest log-probabilities distinguish confident predictions, and hardly ever
+    depend on the rest of a batch. Equal predictions are distinguished by their order.
 
     Args:
         probs: predictions ``(batch, classes)``.
@@ -217,9 +215,9 @@ class ConformalSets:
     Attributes:
         scores: of the true classes of the calibration examples.
         labels: these classes.
-        classes: how many there are.
+        classes: number of classes.
         alpha: the share of examples whose class may be missing from its set.
-        by_class: whether that holds for the examples of every class (Mondrian), not only for all.
+        by_class: whether that holds within every class (Mondrian), not only for all together.
         score: ``"thr"``, ``"aps"`` or ``"raps"``.
         seed: of random scores.
 

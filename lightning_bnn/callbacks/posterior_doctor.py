@@ -19,16 +19,16 @@ from weightsym.params import check_count, elsewhere, random_numbers
 __all__ = ["PosteriorDoctor"]
 
 _TRAINING, _HELD_OUT = 512, 1024
-"""Examples of the first batches, and of the validation data, that are kept for it."""
+"""Numbers of training and of validation examples that are kept."""
 
 
 class PosteriorDoctor(Onlooker):
-    """Looks for what goes wrong with posteriors, and says it in plain sentences.
+    """Finds what is wrong with a posterior, and explains it in plain sentences.
 
     For modules of this package: deviations, prior and KL term, steps of samplers, burn-in, chains
     that disagree, members that are copies or have diverged, statistics of BatchNorm, and whether
-    predictions are as sure as they are right. For any other module what can be seen of one
-    network: data, labels, outputs, losses, calibration.
+    predictions are as sure as they are right. For any other module: data, labels,
+    outputs, losses and calibration of one network.
 
     Findings have a number, a reason and a remedy, and are faults, warnings or notes. They are
     printed, logged as text and scalars (``doctor/faults``, ``doctor/warnings``), and written to
@@ -36,7 +36,7 @@ class PosteriorDoctor(Onlooker):
     how often each verdict is right.
 
     Args:
-        every_n_epochs: look after so many epochs, too; by default only at the end, also if the
+        every_n_epochs: also examine every so many epochs; by default only at the end, also if the
             run breaks off.
         module: name of the network inside the LightningModule, if it is not to be guessed.
 
@@ -81,7 +81,7 @@ class PosteriorDoctor(Onlooker):
 
     # -------------------------------------------------------- what is seen
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget an earlier run, unless this one goes on with it."""
+        """Forget an earlier run, unless this one resumes it."""
         check_name(pl_module, self.module)
         if not trainer.ckpt_path:
             self.curves = {}
@@ -115,7 +115,7 @@ class PosteriorDoctor(Onlooker):
             self._steps += 1
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Follow the loss and the sampler, and look if it is time."""
+        """Record the loss, and numbers of the sampler."""
         self._training_is_whole = True  # another epoch has the same examples
         if self._loss is not None:
             members = getattr(pl_module, "members", 1)
@@ -126,7 +126,7 @@ class PosteriorDoctor(Onlooker):
             self._follow(name, value)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget the examples of the validation before."""
+        """Forget the examples of the previous validation."""
         if not trainer.sanity_checking:
             self._held_out.clear()
 
@@ -142,19 +142,19 @@ class PosteriorDoctor(Onlooker):
         self._listener.hear(self._held_out)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Look, if it is time."""
+        """Examine the posterior, if that is due."""
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         last = trainer.current_epoch + 1 == trainer.max_epochs
         if due and not last and not trainer.sanity_checking and trainer.fit_loop.epoch_loop.done:
             self.look(trainer, pl_module)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Look at what has come of the run."""
+        """Examine the posterior at the end of the run."""
         if not trainer.fast_dev_run:
             self.look(trainer, pl_module)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Say what may be the reason, where a run breaks off with an error."""
+        """Report likely reasons if a run breaks off with an error."""
         self._listener.hear(self._held_out if trainer.validating else self._training)
         if isinstance(exception, Exception) and not trainer.fast_dev_run:
             self.look(trainer, pl_module)
@@ -167,7 +167,7 @@ class PosteriorDoctor(Onlooker):
 
     # -------------------------------------------------------- the examination
     def look(self, trainer: Any, pl_module: Any) -> None:
-        """Examine the posterior as it is now, and tell everybody."""
+        """Examine the posterior as it is now. Print, log and write the report."""
         if not hasattr(self, "_folder"):
             return
         from lightning_bnn.callbacks.run_evidence import examine_run

@@ -41,7 +41,7 @@ def examine_run(
         network: name of the network inside, by default the likeliest.
         training: some of the examples that it is trained on.
         held_out: some that it is not trained on.
-        curves: what was seen epoch by epoch.
+        curves: numbers of every epoch.
     """
     settings = _settings(trainer, pl_module)
     try:
@@ -56,7 +56,7 @@ def examine_run(
 
 
 def _settings(trainer: Any, pl_module: Any) -> Settings:
-    """Read what a run was asked for, as far as method and optimizers say it."""
+    """Read the settings of a run from its method and optimizers."""
     groups = [g for optimizer in trainer.optimizers for g in optimizer.param_groups]
     first: Mapping[str, Any] = groups[0] if groups else {}
     method = getattr(pl_module, "method", None)
@@ -78,7 +78,7 @@ def _settings(trainer: Any, pl_module: Any) -> Settings:
 
 
 def _temperature(method: Method | None, groups: Sequence[Mapping[str, Any]]) -> float:
-    """That of the method or of the optimizers; of several, one that is not 1.
+    """The temperature of the method or of the optimizers, the first that is not 1.
 
     A cyclical schedule sets that of its sampler to zero while it explores, and keeps nothing then.
     """
@@ -212,7 +212,7 @@ def _part(call: Any, key: int, *inputs: Tensor) -> Tensor:
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors inside outputs: of dictionaries, tuples and objects, what is called logits first.
+    """Yield the tensors in dicts, tuples and objects, those called logits first.
 
     >>> [t.item() for t in _tensors({"loss": torch.tensor(1), "logits": torch.tensor(2)})]
     [2, 1]
@@ -233,8 +233,8 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
 def _likelihood(outputs: Tensor, targets: Tensor, batch: Sequence[Tensor]) -> nn.Module | None:
     """Choose a likelihood for targets: classes, or numbers with noise as large as the errors.
 
-    Outputs as many as an example has numbers may be made after it, and not for its label: then they
-    must name classes more often than chance does.
+    As many outputs as an example has numbers may be a reconstruction of it: then they count as
+    logits only if they predict classes better than chance.
     """
     whole = not targets.is_floating_point() and targets.ndim == 1
     if whole and 1 < outputs.shape[1] <= _FEW_CLASSES:

@@ -53,17 +53,17 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that were asked for, as far as they are known.
+    """The settings of a run, as far as they are known.
 
     Attributes:
         num_data: the number of training examples that the objective assumes.
-        seen: how many there are.
+        seen: the number of training examples that there are.
         temperature: of the posterior.
-        kl_weight: what multiplies the terms of the prior and the entropy.
+        kl_weight: factor of the KL term.
         prior_std: of a Gaussian prior.
         weight_decay: of the optimizer.
         sampled: whether the networks are draws of chains.
-        wanted_energy_variance: of microcanonical chains.
+        wanted_energy_variance: per weight, that microcanonical chains aim at.
 
     >>> from weightsym import params as P
     >>> from lightning_bnn.doctor import Evidence, examine
@@ -89,7 +89,7 @@ class Settings:
 
 @dataclass
 class Evidence:
-    """A posterior and all that is known of it, with results that several checks need.
+    """A posterior, examples and curves of its training, and results that several checks share.
 
     Attributes:
         network: gives the computation.
@@ -98,13 +98,13 @@ class Evidence:
         predictors: for each mode, what predicts as it does.
         training: some training examples.
         held_out: some that were not trained on.
-        settings: what was asked for.
-        curves: what was seen epoch by epoch: ``loss``, ``kinetic_temperature``, ``acceptance``,
+        settings: of the run.
+        curves: numbers of every epoch: ``loss``, ``kinetic_temperature``, ``acceptance``,
             ``energy_variance``.
         chains: networks of chains in order, ``(chains, times, ...)``; empty if there are none.
-        left_out: how many members were left out because they have diverged.
-        draws: networks of each mode that predict.
-        alone: whether this is one trained network, and no posterior.
+        left_out: number of diverged members that were left out.
+        draws: number of networks of each mode that predict.
+        alone: whether this is one trained network rather than a posterior.
 
     >>> from weightsym import params as P
     >>> from lightning_bnn.likelihoods import Categorical
@@ -165,9 +165,9 @@ class Evidence:
         return self.held_out
 
     def at_one_position(self) -> Evidence:
-        """Look at one position of every example, drawn at random: others of it would say the same.
+        """Reduce every example to one random position, since others would say the same.
 
-        Examples of one class are what they are.
+        Examples with a single class stay as they are.
         """
         likelihood = self.likelihood
         examples = [e for e in (self.training, self.held_out) if e is not None]
@@ -246,7 +246,7 @@ class Evidence:
         return modes[0].stacked(modes).mean().matched()
 
     def gain(self, outputs: Sequence[Tensor], examples: Examples) -> Tensor:
-        """Nats that every example gains over the best answer that does not look at inputs."""
+        """Log-density of every example minus that of the best constant prediction, in nats."""
         training = (self.training or examples).targets
         constant = constant_log_density(training, examples.targets, self.class_count)
         return self.log_density(outputs, examples.targets) - constant
@@ -268,7 +268,7 @@ class Evidence:
 
 
 def _one_of_each(examples: Examples | None, likelihood: Categorical) -> Examples | None:
-    """Examples with the number of a position that counts as a further input, and its class."""
+    """Add a random position that counts to the inputs of every example, and select its class."""
     if examples is None:
         return None
     targets = examples.targets[:, 1:] if likelihood.next_token else examples.targets
@@ -293,11 +293,11 @@ def _forward_at(forward: Callable[..., Any], likelihood: Categorical, *inputs: A
 
 
 def constant_log_density(training_targets: Tensor, targets: Tensor, classes: int | None) -> Tensor:
-    """Log-density of every target under the best answer that does not look at inputs.
+    """Log-density of every target under the best constant prediction.
 
     Args:
-        training_targets: that it is fitted to.
-        targets: that are predicted.
+        training_targets: the ones that it is fitted to.
+        targets: the ones that are predicted.
         classes: how many, each counted once more than it was seen; None for numbers, which are
             taken for Gaussian.
 

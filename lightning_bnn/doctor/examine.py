@@ -1,4 +1,4 @@
-"""All checks, one after the other, and what came of them."""
+"""All checks, one after the other, and the report of their findings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CONSEQUENCES = {
 
 
 def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **options: Any) -> Report:
-    """Look at everything that can be looked at.
+    """Make every check that is possible.
 
     Args:
         evidence: a posterior and what is known of it; or a list of modules, or whatever
             `Posterior.of` takes.
-        facts: what the report says of where it is from.
+        facts: about the origin of the posterior, for the report.
         **options: arguments of `Evidence.of`, if there is no evidence yet.
 
     >>> import torch
@@ -45,7 +45,7 @@ def examine(evidence: Any, facts: Mapping[str, Any] | None = None, **options: An
     >>> from lightning_bnn.models import mlp
     >>> from lightning_bnn.posteriors import Empirical
     >>> net, x = mlp(2, [8], 3), torch.randn(50, 2)
-    >>> wrong = torch.nn.Sequential(net, torch.nn.Softmax(-1))  # its outputs are no logits
+    >>> wrong = torch.nn.Sequential(net, torch.nn.Softmax(-1))  # its outputs are not logits
     >>> modes = [Empirical(P.populate(wrong, 1)) for _ in range(4)]
     >>> examples = Examples((x,), torch.randint(3, (50,)))
     >>> report = examine(Evidence(wrong, Categorical(), modes, modes, examples, examples))

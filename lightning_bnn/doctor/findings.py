@@ -20,11 +20,11 @@ _MARKS = {"fault": "FAULT", "warning": "WARNING", "note": "note"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding of a check.
 
     Attributes:
         severity: whether results are wrong, may be, or are only explained.
-        says: what was measured, in one sentence with its number.
+        says: one sentence with the number that was measured.
         why: why that matters.
         fix: what to do.
         numbers: what was measured, by name.
@@ -53,14 +53,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was looked at.
+    """The findings of all checks, and the checks that found nothing.
 
     Attributes:
         findings: the gravest first.
-        fine: verdicts that were looked at and found nothing.
-        skipped: verdicts that could not be looked at, and why.
+        fine: checks that found nothing.
+        skipped: checks that were not possible, and the reasons.
         facts: what was examined: kind, modes, draws, examples, seconds.
-        curves: what was seen epoch by epoch, by name.
+        curves: numbers of every epoch, by name.
 
     >>> fault = Finding("fault", "Losses are NaN.", "All lost.", "Stop.", name="loss_not_converged")
     >>> report = Report([fault], ["labels_out_of_range"], {"not_burnt_in": "there are no chains"})

@@ -53,9 +53,9 @@ class Row:
         method: name of the posterior.
         mode: "one" or "multi".
         numbers: by name, as fractions and nats.
-        seeds: how many modes stand behind the errors.
-        networks: how many were compared with the reference.
-        pooled: how many of them count where all networks are alike, as P1 measures it.
+        seeds: number of modes behind the errors.
+        networks: number of networks that were compared with the reference.
+        pooled: number of networks that were compared as one pool, as in P1.
     """
 
     method: str
@@ -74,7 +74,7 @@ def rows_of(
     predicted: Any = None,
     validation: StoredBatches | None = None,
 ) -> list[Row]:
-    """One row for a mode (mean and deviation over modes), one for all together (jackknife).
+    """Make a row for single modes (with deviations) and one for all together (jackknife).
 
     Args:
         posterior: what is compared.
@@ -107,7 +107,7 @@ def rows_of(
 
 
 def _at_most(posterior: StoredPosterior, reference: Reference) -> StoredPosterior:
-    """Not more modes than networks are asked for."""
+    """Draw as many modes as networks are wanted, if there are more modes."""
     count = len(posterior.modes)
     if count <= reference.samples:
         return posterior
@@ -129,7 +129,7 @@ def _drawn(posterior: StoredPosterior, reference: Reference) -> tuple[Params, li
 def _pooled(
     every: Params, sizes: Sequence[int], reference: Reference, share: int
 ) -> dict[str, Numbers]:
-    """As P1 measures it: all networks alike, of all modes as many as of one."""
+    """Distances of pooled networks as in P1: of all modes as many networks as of one."""
     alone = torch.arange(sum(sizes)).split(list(sizes))
     shared = [rows[:share] for rows in alone]
     single = alone if min(sizes) >= 2 else ()
@@ -201,14 +201,14 @@ def _quality(
 FAILED = "failed"
 """The mode of a row of a posterior that could not be compared."""
 _FORMAT = 5
-"""Of stored rows: what other versions have computed is not read."""
+"""Version of stored rows; rows of other versions are computed again."""
 RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 """Rows of a posterior, and where it is from."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows.
+    """The rows of a comparison, and all that decides them.
 
     Attributes:
         rows: of all posteriors.
@@ -242,12 +242,12 @@ def collect(
     network: nn.Module | None = None,
     likelihood: nn.Module | None = None,
 ) -> Comparison:
-    """Compare posteriors with a reference, with a row for each that fails, too.
+    """Compare posteriors with a reference; those that fail have rows, too.
 
     Args:
         reference: networks that stand for the posterior: a location, or what `Posterior.of` takes.
         posteriors: the same by name.
-        folder: rows of what is on disk are kept in ``folder/rows``.
+        folder: rows of posteriors on disk are stored in ``folder/rows``.
         data: a configuration with network and data, by default that of the first run; or test data.
         options: how they are compared.
         network: one of their kind, by default that of the first that has one.
@@ -330,12 +330,12 @@ def _all_rows(
 
 
 def _source(source: Any) -> Location | Any:
-    """What is on disk, or what holds networks, as it is."""
+    """Return the location that a path names, and any other source as it is."""
     return Location.of(str(source)) if isinstance(source, (str, Path)) else source
 
 
 def _kind(source: Any) -> str:
-    """Name what holds networks.
+    """Name the type of a source, with an article.
 
     >>> _kind([nn.Linear(2, 1)])
     'a list'
@@ -432,11 +432,11 @@ def _row(
 
 
 def scores_of_halves(location: Location, config: Path, options: Options) -> Numbers:
-    """All numbers of the second half of a reference's chains, as of any posterior beside the first.
+    """Compare the second half of a reference's chains with the first, like any posterior.
 
-    Both halves are draws of one law, so that these distances are what noise alone makes: what is
-    not farther from the reference cannot be told from it. There are none of fewer than four chains,
-    since a law takes two on each side.
+    Both halves are draws of one law, so these distances are noise alone: a posterior that is no
+    farther from the reference cannot be told from it. Fewer than four chains have none, since a
+    law takes two on each side.
 
     Args:
         location: where the chains are.

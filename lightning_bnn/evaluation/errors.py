@@ -14,7 +14,7 @@ from weightsym.params import keyed_generator
 
 Numbers = dict[str, Measured]
 _GROUPS = 20
-"""The jackknife leaves out at most so many groups in turn."""
+"""Largest number of groups that the jackknife leaves out in turn."""
 
 
 def over_modes(numbers: Sequence[Mapping[str, float]]) -> Numbers:
@@ -26,9 +26,9 @@ def over_modes(numbers: Sequence[Mapping[str, float]]) -> Numbers:
 
 
 def left_out(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Select the rows of all parts but one, for every part, unless too little would be left.
+    """Select all rows but those of one part, for each part in turn; none for fewer than three.
 
-    Many parts are joined to some groups of neighbours, which are left out in turn.
+    Many parts are first joined into groups of neighbours.
     """
     edges = torch.linspace(0, len(parts), min(len(parts), _GROUPS) + 1).round().long().tolist()
     groups = list(zip(edges, edges[1:], strict=False))
@@ -44,7 +44,7 @@ def jackknife(whole: Mapping[str, float], left: Sequence[Mapping[str, float]]) -
 
     Args:
         whole: numbers of all parts.
-        left: the numbers that are left without each of them; without any there are no errors.
+        left: numbers without each part in turn; if there are none, errors are NaN.
 
     >>> numbers = jackknife({"mean": 3.0}, [{"mean": 4.0}, {"mean": 3.5}, {"mean": 1.5}])
     >>> round(numbers["mean"].error, 6)

@@ -31,7 +31,7 @@ class Population:
         networks: a stack.
         problem: network and data.
         settings: where it is from.
-        notes: what stands in for what, for people to read.
+        notes: on substitutes and origins, for readers.
         folder: where results about it go.
     """
 
@@ -44,7 +44,7 @@ class Population:
 
 # ------------------------------------------------------------ mass
 def mass_findings(population: Population) -> Findings:
-    """Table and figures.
+    """Make tables and figures of masses and their minima.
 
     Args:
         population: networks and their problem.
@@ -89,7 +89,7 @@ def mass_findings(population: Population) -> Findings:
 
 
 def _mass_figures(optimum: MinMass, largest: Mapping[str, Sequence[Tensor]]) -> dict[str, Any]:
-    """Masses and their minima, what rescaling would save, and the largest weights."""
+    """Draw masses and their minima, the excess that rescaling saves, and the largest weights."""
     points = {"": {"a network": (optimum.mass.cpu(), optimum.minimum.cpu())}}
     excess = {"": {"": optimum.excess.cpu()}}
     extremes = {n: {"trained": a, "minimum": b} for n, (a, b) in largest.items()}
@@ -102,7 +102,7 @@ def _mass_figures(optimum: MinMass, largest: Mapping[str, Sequence[Tensor]]) -> 
 
 # ------------------------------------------------------------ functions
 def collapse_findings(population: Population, ood: str | None = None) -> Findings:
-    """Table and figures.
+    """Make tables and figures of the mutual information of pairs of networks.
 
     Args:
         population: networks and data.

@@ -26,16 +26,16 @@ from weightsym.params import Params, first_line
 
 _AT_ONCE = 1000
 _PROBED = 100
-"""Test inputs by which functions are compared."""
+"""Number of test inputs by which functions are compared."""
 
 
 class StoredBatches:
-    """One set of a datamodule, as networks take it, read once: its loader may shuffle.
+    """One set of a datamodule, prepared for networks, and read once, as its loader may shuffle.
 
     Args:
         source: the datamodule.
         loader: of the set.
-        most: how many batches are read at most.
+        most: maximal number of batches.
     """
 
     def __init__(self, source: L.LightningDataModule, loader: Any, most: int | None = None) -> None:
@@ -87,7 +87,7 @@ def _pair(batch: Any) -> tuple[Any, Tensor]:
 
 
 class _OnlyTests(L.LightningDataModule):
-    """Test data without any others.
+    """A datamodule of test data alone.
 
     Args:
         data: a loader, or inputs and targets; or several by name, the first in distribution.

@@ -22,9 +22,9 @@ class Protocol:
     Attributes:
         about: one sentence for tables.
         sort_by: what units are sorted by, in descending order, once their norm is one.
-        as_released: leave residual streams, blocks of channels and signs as they are, and give
-            unit norm to what enters a BatchNorm, too, whose scale is free.
-        pools: measure also all networks alike, whatever mode they are of, as P1 does.
+        as_released: leave residual streams, blocks of channels and signs as they are, and also
+            give unit norm to weights before a BatchNorm, whose scale is free.
+        pools: also measure all networks pooled, regardless of their modes, as P1 does.
     """
 
     about: str
@@ -33,7 +33,7 @@ class Protocol:
     pools: bool = False
 
     def remover(self, model: nn.Module, *example: Any) -> Remover:
-        """Return what removes them from networks of one kind.
+        """Return a remover of these symmetries for networks of one architecture.
 
         Args:
             model: one of them.
@@ -51,7 +51,7 @@ class Remover:
 
     Attributes:
         symmetries: those that are removed.
-        free: layers that get unit norm besides.
+        free: layers that get unit norm as well.
         sort_by: what units are sorted by.
     """
 
@@ -83,7 +83,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class _UnitRows:
-    """A removal, after which some layers get rows of unit norm, which their BatchNorm undoes."""
+    """A removal, then unit norms of rows in some layers, which their BatchNorm undoes."""
 
     plan: Element
     names: frozenset[str]
@@ -97,7 +97,7 @@ class _UnitRows:
 
 
 def before_norm(sym: Symmetries) -> frozenset[str]:
-    """Weights whose outputs enter a BatchNorm that holds them: their scale is free.
+    """Select weights whose scale is free, since a BatchNorm follows and holds them.
 
     Such a layer writes channels that have statistics, and carries none of their scales itself.
 

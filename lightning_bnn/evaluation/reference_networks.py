@@ -1,4 +1,4 @@
-"""Networks that stand for the posterior, and the distances of other networks to them."""
+"""Networks that represent the posterior, and distances of other networks to them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MEDIAN, LARGEST = 1.01, 1.05
 """Chains whose R-hat is above these, over examples, count as not converged."""
 _EXAMPLES = 100
 _LEAST = 8
-"""Draws of a chain below which there is no R-hat."""
+"""Draws of a chain that an R-hat takes at least."""
 
 
 def have_converged(reductions: Sequence[float]) -> bool:
@@ -114,23 +114,23 @@ def precise_outputs(network: nn.Module, networks: Params, inputs: Tensor) -> Ten
 _WEIGHT_SPACES = ("", "ns_")
 """Networks as they are, and without symmetries."""
 _SUFFIXES: dict[Reduction, str] = {"median": "", "mean": "_mean", "max": "_max"}
-"""Of the names of P1's numbers, by their reduction over kernels."""
+"""Suffixes of P1's numbers, by reduction over kernels."""
 
 
 class Reference:
-    """Networks that stand for the posterior, to compare any number of others with.
+    """Networks that represent the posterior, for comparison with others.
 
     Args:
         networks: the reference, a stack.
         network: one of their kind; it is left as it is.
         example: its inputs.
-        protocol: which symmetries are removed, and how.
+        protocol: says which symmetries are removed, and how.
         samples: networks that are drawn from every posterior.
         seed: of the draws.
         device: where it is computed.
         chains: the chain of every network, if they are draws of chains.
-        predict: what every network of a stack predicts for some inputs, if networks are to be
-            compared as functions, too.
+        predict: computes the predictions of every network of a stack for some inputs, if
+            networks are compared as functions, too.
     """
 
     def __init__(

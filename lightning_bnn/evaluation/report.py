@@ -17,13 +17,13 @@ from lightning_bnn.tables import Cell, Measured, Table
 
 @dataclass(frozen=True)
 class Column:
-    """A number of predictions.
+    """A column of a table, with a number of predictions.
 
     Attributes:
         title: in tables.
         unit: on axes of figures, with an arrow to where it is better.
-        factor: what it is multiplied by to be shown.
-        digits: behind the point.
+        factor: of the number that is shown.
+        digits: number of decimals.
         group: whether it is of predictions as they are, or ``"calibrated"``, or compares them
             with those of a ``"reference"``.
     """
@@ -285,7 +285,7 @@ NEEDS = {
     "energy": "the predictions of the reference",
     "ns_law": "networks that vary as those of the reference",
 }
-"""What a number decides, in the words of who needs it."""
+"""The need that each number serves."""
 _DIFFERENT = 2
 """Standard errors by which two posteriors must differ to count as different."""
 
@@ -342,7 +342,7 @@ _FEW_EXAMPLES = 100
 
 
 def cautions_of(comparison: Comparison) -> list[str]:
-    """State what a reader must know before the numbers are believed.
+    """List cautions for readers of the numbers.
 
     Args:
         comparison: any.

@@ -15,7 +15,7 @@ from weightsym.files import read_settings
 _CHANGE_NOTHING = frozenset(
     ("root", "batch_size", "eval_batch_size", "orders", "num_workers", "augment")
 )
-"""Arguments of datamodules that leave the sets of examples as they are."""
+"""Arguments of datamodules that do not change the sets of examples."""
 Part = tuple[str, dict[str, Any]]
 """A class by its name, and its arguments."""
 
@@ -35,14 +35,14 @@ def has_other_data(location: Location, config: Path) -> bool:
 
 
 def other_posterior(location: Location, config: Path) -> list[tuple[str, str, str]]:
-    """Why a run approximates another posterior than a configuration states, if it does.
+    """List settings by which a run approximates another posterior than a configuration states.
 
     Args:
         location: where it is; locations without a configuration of their own say nothing.
         config: of the posterior that it is taken for.
 
     Returns:
-        What differs (``data``, ``prior_std``, ``likelihood``), what it is, and what it should be.
+        Name of each (``data``, ``prior_std``, ``likelihood``), its value, and the expected one.
     """
     run, problem = _settings(location.config()), _settings(config)
     return [*_differences(run, problem)] if run and problem else []
@@ -85,7 +85,7 @@ def _settings(config: Path | None) -> dict[str, Any]:
 
 
 def _arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those of the module, as far as the configuration has any."""
+    """The arguments of the module, empty if the configuration has none."""
     model = settings.get("model")
     arguments = model.get("init_args") if isinstance(model, Mapping) else None
     return arguments if isinstance(arguments, Mapping) else {}

@@ -27,7 +27,7 @@ from weightsym.params import Params
 
 @dataclass(frozen=True)
 class Location:
-    """A path, and which of its networks are meant.
+    """A path, and a selection of its networks.
 
     >>> Location.of("runs/bank[10:40]")
     Location(path=PosixPath('runs/bank'), rows=slice(10, 40, None))
@@ -38,7 +38,7 @@ class Location:
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """From what a user writes: a path or the name of a shipped bank, maybe with rows."""
+        """Parse a path, or the name of a shipped bank, with rows if there are any."""
         match = re.fullmatch(r"(.+)\[(-?\d+)?:(-?\d+)?\]", text)
         if match is None:
             return cls(shipped_path(text))
@@ -145,9 +145,10 @@ class StoredPosterior:
         )
 
     def thinned(self, most: int | None) -> StoredPosterior:
-        """The same posterior with at most so many networks of each mode that is made of networks.
+        """Keep some networks of each mode that is made of networks, evenly spaced.
 
-        They are evenly spaced, as draws of a chain in order should be; None keeps all.
+        Args:
+            most: maximal number of networks; None keeps all.
         """
         if most is None:
             return self
@@ -183,8 +184,8 @@ class StoredPosterior:
             return None
         if len(sizes) == 1:
             raise ValueError(
-                f"{self.name} is one chain of {sizes[0]} networks, which are no independent draws: "
-                "take several chains, or networks of several runs."
+                f"{self.name} is one chain of {sizes[0]} networks, which are not independent: take "
+                "several chains, or networks of several runs."
             )
         return [chain for chain, size in enumerate(sizes) for _ in range(size)]
 
@@ -245,7 +246,7 @@ def read_posterior(
 
 
 def _in_memory(name: str, source: Any, problem: Problem, samples: int) -> StoredPosterior:
-    """A posterior that was not read from disk, whose weights must be numbers."""
+    """A posterior from a source in memory."""
     if _is_ours(source):
         return posterior_of(name, source, samples, kind=type(source).__name__)
     posterior = Posterior.of(source, problem.network)

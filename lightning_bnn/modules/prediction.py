@@ -74,7 +74,7 @@ class Stage:
 
 # ------------------------------------------------------------ what predicts
 def posterior_for(module: Bayesian, purpose: Purpose) -> Posterior:
-    """The posterior for a purpose. It is said where a trained one lacks its Gaussians."""
+    """The posterior for a purpose, with a warning if a trained one lacks its Gaussians."""
     missing = module.state.lacks
     if missing and module.has_weights and not module.fits_now:
         rank_zero_warn(
@@ -145,7 +145,7 @@ def refreshed(module: Bayesian, posterior: Posterior, samples: int, *key: int) -
 
 
 def exported(module: Bayesian, samples: int | None) -> Params:
-    """Plain networks that predict as the posterior does, None asks for as many as predict."""
+    """Plain networks that predict as the posterior does, by default as many as predict."""
     wanted = module.eval_samples if samples is None else samples
     choose = partial(_some, module.seed, wanted) if samples is None else list
     posterior = posterior_for(module, Purpose(fitting=module.fits_now, choose=choose))
@@ -181,7 +181,7 @@ def begin(module: Bayesian, evaluator: Evaluator | None = None) -> None:
 
 
 def _prepare(module: Bayesian) -> None:
-    """Complete what can be completed. Weights that nobody has trained are mentioned."""
+    """Complete the posterior, and warn of weights that nobody has trained."""
     complete(module)
     drawn = "its members have the weights that they were drawn with"
     instead = module.method.unfitted or (drawn if module.members > 1 else "")
@@ -224,7 +224,7 @@ def add(module: Bayesian, batch: Any, number: int, loader: int) -> None:
 
 
 def end_stage(module: Bayesian) -> None:
-    """Log every number under the name of the stage, and let go of the networks."""
+    """Log every number under the name of the stage, and release the networks."""
     trainer = module.trainer
     if not trainer.predicting:
         _log(module, "test" if trainer.testing else "val")

@@ -76,7 +76,7 @@ def not_burnt_in(e: Evidence) -> Finding | None:
         "fault",
         f"From the first to the last third of the chains the log-density of the data rises by "
         f"{mean:.1f} ± {error:.1f} of its standard deviations.",
-        "The first networks were kept on the way to the posterior, and are no draws of it.",
+        "The first networks were kept on the way to the posterior, and are not draws of it.",
         "Take a larger `burn_in`, or start the chains from trained networks (`start_from`).",
         {"rise": mean, "error": error},
     )

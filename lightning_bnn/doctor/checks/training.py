@@ -30,10 +30,10 @@ _FALLING = 0.1
 
 
 def labels_out_of_range(e: Evidence) -> Finding | None:
-    """Labels without an output, and outputs whose class is in no example."""
+    """Labels without an output, and outputs without an example of their class."""
     examples, classes = e.training_examples(), e.class_count
     if classes is None or (examples.targets.is_floating_point() and examples.targets.ndim > 1):
-        raise NotPossible("targets are no class indices")
+        raise NotPossible("targets are not class indices")
     labels = examples.targets.long().flatten()
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:

@@ -20,7 +20,7 @@ _FACTOR = 3.0
 """Ratio of a typical deviation to that of the curvature, from which it is wrong."""
 _EXAMPLES = 256
 _WORK = 2**31
-"""Numbers of gradients that a curvature may take."""
+"""Largest size of the gradients for a curvature."""
 _DRAWN = 2
 """Draws over which a curvature is averaged."""
 _DOMINATED = 0.9
@@ -102,7 +102,7 @@ def _of_the_objective(e: Evidence, information: float) -> tuple[float, float]:
 def _gaussians(e: Evidence) -> list[DiagonalGaussian]:
     gaussians = [g for mode in e.modes if (g := _gaussian(mode)) is not None]
     if not gaussians:
-        raise NotPossible("the posterior is no Gaussian with a deviation for every weight")
+        raise NotPossible("the posterior is not a Gaussian with a deviation for every weight")
     return gaussians
 
 
