@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
+from lightning_bnn.metrics.gaussian_mixture import log_mean_exp
 from weightsym.params import (
     Params,
     at_least_single,
@@ -246,7 +247,7 @@ class Categorical(Likelihood):
         guesses, size = logs.argmax(-1), len(logs)
         alike = (guesses[:, None] == guesses).all(-1).sum()
         return SequenceScores(
-            of_targets.sum(1).logsumexp(0) - math.log(size),
+            log_mean_exp(of_targets.sum(1)),
             (mixed - (weights * each).sum(0)).clamp_min(0).sum(),
             (size**2 - alike) / alike.new_tensor(max(1, size * (size - 1))).double(),
             counts.sum(),
