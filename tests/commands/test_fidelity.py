@@ -82,8 +82,8 @@ def test_draws_of_the_posterior_itself_are_closest(places, tmp_path):
     assert half["gradients"] is half["seconds"] is None
     assert found["cautions"] == [
         "prior has `prior_std` 0.5, the reference 1.0: it belongs to another posterior.",
-        "data has `data` TwoGaussians(size=20), the reference TwoGaussians(size=30): it is of "
-        "another posterior. It may have seen examples that it is judged by.",
+        "data has `data` TwoGaussians(size=20), the reference TwoGaussians(size=30): it "
+        "belongs to another posterior. It may have seen examples that it is judged by.",
     ]
     note = found["tables"]["fidelity"]["note"]
     assert "R-hat of its predictions: median" in note
