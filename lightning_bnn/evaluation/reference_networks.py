@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -157,7 +158,7 @@ class Reference:
             space: MMDReference(
                 stack, layers=None if space == "f_" else weights, device=device, chains=chains
             )
-            for space, stack in self._stacks(networks).items()
+            for space, stack in self._stacks(networks)
         }
         self._plain = self._spaces[""]
         self._digests = set(_digests(networks, self._plain.layers))
@@ -183,10 +184,12 @@ class Reference:
             problem.probe(stored.likelihood) if options.functions else None,
         )
 
-    def _stacks(self, networks: Params) -> dict[str, Any]:
+    def _stacks(self, networks: Params) -> Iterator[tuple[str, Any]]:
         """Networks as they are, without symmetries, and as functions if these are compared."""
-        stacks = {"": networks, "ns_": Transformed(networks, self._remover(networks))}
-        return stacks if self._predict is None else {**stacks, "f_": {"f": self._predict(networks)}}
+        yield "", networks
+        yield "ns_", Transformed(networks, self._remover(networks))
+        if self._predict is not None:
+            yield "f_", {"function": self._predict(networks)}
 
     def check(self, networks: Params, name: str) -> None:
         """Refuse networks of other layers, and those that are in the reference: they bias the MMD.
@@ -222,7 +225,7 @@ class Reference:
         """
         single: Numbers = {}
         multi: Numbers = {}
-        for prefix, stack in self._stacks(networks).items():
+        for prefix, stack in self._stacks(networks):
             table = modes_table(self._spaces[prefix], stack, modes)
             single[f"{prefix}mixture"] = spread(table.single.reduce("median"))
             for name in ("law", "mixture", "floor"):
@@ -239,8 +242,8 @@ class Reference:
         """
         if not parts:
             return []
-        both = zip(_WEIGHT_SPACES, self._stacks(networks).values(), strict=False)
-        values = (self._spaces[space].compare_parts(stack, parts) for space, stack in both)
+        both = itertools.islice(self._stacks(networks), len(_WEIGHT_SPACES))
+        values = [self._spaces[space].compare_parts(stack, parts) for space, stack in both]
         return [self._reduced(*pair) for pair in zip(*values, strict=True)]
 
     def noise_floor(self, samples: int, repeats: int = 20) -> Numbers:
