@@ -50,11 +50,6 @@ _COMPARED = 200
 """Networks on each side whose predictions are compared pair by pair."""
 
 
-def has_classes(likelihood: Any) -> bool:
-    """Tell whether targets are classes, so that predictions have averages."""
-    return isinstance(likelihood, (Categorical, Bernoulli))
-
-
 @dataclass(frozen=True)
 class Predictions(ABC):
     r"""What several networks predict for some examples: the mixture of their predictions.
@@ -491,9 +486,11 @@ def kind_of(likelihood: Any, targets: Tensor | None = None) -> type[Predictions]
     >>> [kind_of(likelihood).__name__ for likelihood in (Categorical(), Gaussian(), None)]
     ['ClassPredictions', 'GaussianPredictions', 'DensityPredictions']
     """
-    if has_classes(likelihood) and (targets is None or targets.ndim == 1):
-        return ClassPredictions
-    return GaussianPredictions if isinstance(likelihood, Gaussian) else DensityPredictions
+    if isinstance(likelihood, Gaussian):
+        return GaussianPredictions
+    has_classes = isinstance(likelihood, (Categorical, Bernoulli))
+    at_one_position = targets is None or targets.ndim == 1
+    return ClassPredictions if has_classes and at_one_position else DensityPredictions
 
 
 def _check_kind(predictions: Predictions, reference: Any) -> None:

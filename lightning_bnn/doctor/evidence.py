@@ -17,7 +17,7 @@ from lightning_bnn.metrics.convergence import LEAST
 from lightning_bnn.metrics.gaussian_mixture import log_mean_exp
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.sources import network_of
-from lightning_bnn.predictions import Predictions, has_classes
+from lightning_bnn.predictions import ClassPredictions, Predictions, kind_of
 from weightsym import params as P
 from weightsym.params import Params, first_line, keyed_generator
 
@@ -184,7 +184,7 @@ class Evidence:
     @cached_property
     def classes(self) -> bool:
         """True if the targets are classes."""
-        return has_classes(self.likelihood)
+        return kind_of(self.likelihood) is ClassPredictions
 
     @property
     def class_count(self) -> int | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from weightsym import lazy_package
 
 if TYPE_CHECKING:
-    from lightning_bnn.evaluation.draws import draw, predictions_of_mode, predictions_of_stack
+    from lightning_bnn.evaluation.draws import draw, predictions_of_mode
     from lightning_bnn.evaluation.evaluators import Evaluator, numbers_of
     from lightning_bnn.predictions import (
         ClassPredictions,
@@ -23,7 +23,6 @@ __all__ = [
     "draw",
     "numbers_of",
     "predictions_of_mode",
-    "predictions_of_stack",
 ]
 
 lazy_package(__name__)

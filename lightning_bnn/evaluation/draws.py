@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
-from lightning_bnn.predictions import Predictions, kind_of
+from lightning_bnn.predictions import kind_of
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator, keyed_randomness
 
@@ -34,36 +34,6 @@ def draw(mode: Posterior, count: int, *key: int | str) -> Params:
     """
     count = min(count, mode.size) if isinstance(mode, Empirical) else count
     return {n: t.detach() for n, t in mode.sample(count, keyed_generator(*key, "drawn")).items()}
-
-
-@torch.no_grad()
-def predictions_of_stack(
-    model: nn.Module, networks: Params, likelihood: nn.Module, batches: Batches
-) -> Any:
-    """Predict by all networks of a stack, or by a single network.
-
-    Args:
-        model: gives the computation.
-        networks: a stack, or one network.
-        likelihood: says what outputs mean.
-        batches: the data set.
-
-    >>> from lightning_bnn.likelihoods import Categorical
-    >>> from lightning_bnn.models import mlp
-    >>> net, x, y = mlp(2, [8], 3), torch.randn(10, 2), torch.randint(3, (10,))
-    >>> networks = P.populate(net, 20)
-    >>> batches = [(x[:5], y[:5]), (x[5:], y[5:])]
-    >>> predictions = predictions_of_stack(net, networks, Categorical(), batches)
-    >>> mean = P.apply(net, networks, x).softmax(-1).mean(0)
-    >>> torch.allclose(predictions.probs.float(), mean, atol=1e-5)
-    True
-    """
-    stacked = P.is_stacked(networks, P.of(model))
-    parts = []
-    for inputs, targets in batches:
-        outputs = P.apply(model.eval(), networks, inputs)
-        parts.append(Predictions.of(likelihood, outputs if stacked else outputs[None], targets))
-    return parts[0].joined(parts)
 
 
 @torch.no_grad()
@@ -94,8 +64,8 @@ def predictions_of_mode(
     >>> ((few, many),) = predictions_of_mode(mode, net, Categorical(), [[(x, y)]], (5, 20), 0)
     >>> few.probs.shape, many.probs.shape
     (torch.Size([10, 3]), torch.Size([10, 3]))
-    >>> every = predictions_of_stack(net, mode.networks, Categorical(), [(x, y)])
-    >>> torch.allclose(many.probs, every.probs)
+    >>> mean = P.apply(net, mode.networks, x).double().softmax(-1).mean(0)
+    >>> torch.allclose(many.probs, mean)
     True
     """
     model, mode = copy.deepcopy(model).to(device).eval(), mode.to(device)

@@ -16,7 +16,7 @@ from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.findings import Findings
 from lightning_bnn.plots import histograms_figure, scatter_figure
 from lightning_bnn.posteriors import stream_predictions
-from lightning_bnn.predictions import has_classes
+from lightning_bnn.predictions import ClassPredictions, kind_of
 from lightning_bnn.tables import Cell, Table, spread
 from weightsym import MinMass, Symmetries, canonicalise, min_mass, rescale, unit_rows, writer
 from weightsym import params as P
@@ -113,7 +113,7 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
     count = P.stack_size(population.networks)
     if count < 3:
         raise ValueError(f"`networks` must be at least 3 for pairs to differ, got {count}.")
-    if not has_classes(population.problem.likelihood):
+    if kind_of(population.problem.likelihood) is not ClassPredictions:
         likelihood = type(population.problem.likelihood).__name__
         raise ValueError(f"`networks` must predict classes, their likelihood is {likelihood}.")
     pairs = _pairs(population, ood)

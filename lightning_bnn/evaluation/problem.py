@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.evaluation.evaluators import named_sets
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.predictions import ClassPredictions, has_classes
+from lightning_bnn.predictions import ClassPredictions, kind_of
 from weightsym import Symmetries, discover
 from weightsym import params as P
 from weightsym.files import read_settings
@@ -202,7 +202,7 @@ class Problem:
             likelihood: says what outputs mean.
         """
         inputs, _ = next(iter(self.test_set()))
-        classes = has_classes(likelihood)
+        classes = kind_of(likelihood) is ClassPredictions
 
         def predict(networks: Params) -> Tensor:
             outputs = P.apply(self.network, networks, inputs[:_PROBED])

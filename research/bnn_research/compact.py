@@ -12,15 +12,16 @@ from torch import Tensor
 from bnn_research.populations import study_job
 from bnn_research.scales import settings_of
 from lightning_bnn.commands.runs import reseeded, run_jobs
-from lightning_bnn.evaluation import ClassPredictions, predictions_of_stack
+from lightning_bnn.evaluation import Predictions, predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.evaluation.stored_posteriors import posterior_of
 from lightning_bnn.findings import Findings, publish, results_folder
-from lightning_bnn.metrics import agreement, total_variation
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
-from lightning_bnn.posteriors import DiagonalGaussian
+from lightning_bnn.posteriors import DiagonalGaussian, Empirical
+from lightning_bnn.predictions import numbers
 from lightning_bnn.tables import Cell, Table
 from weightsym import align, match_activations, permute
+from weightsym import params as P
 from weightsym.params import Params, keyed_generator
 
 KINDS = ("networks", "q_d", "q_r", "q_r joint")
@@ -164,7 +165,7 @@ class CompactStudy:
         self, networks: Mapping[str, Params], gaussians: Mapping[str, DiagonalGaussian]
     ) -> list[list[Cell]]:
         """Return rows of networks, then of draws and mean of their Gaussians, compared with HMC."""
-        hmc = self.averages(networks["HMC"])
+        hmc = self.predictions(networks["HMC"])
         rows = {f"{name} networks": self.row([stack], "", hmc) for name, stack in networks.items()}
         for title, gaussian in gaussians.items():
             rows[title] = self.row(self.drawn(gaussian, title), self.accuracy(gaussian.centre), hmc)
@@ -183,28 +184,27 @@ class CompactStudy:
             generator = keyed_generator(self.seed, "compact", title, k)
             yield gaussian.sample(self.draws, generator)
 
-    def row(self, sets: Iterable[Params], of_mean: Cell, hmc: ClassPredictions) -> list[Cell]:
+    def row(self, sets: Iterable[Params], of_mean: Cell, hmc: Predictions) -> list[Cell]:
         """Return one row of table 1, without its title: the mean over sets of networks."""
-        numbers = []
+        rows = []
         for networks in sets:
-            averages = self.averages(networks)
-            measures = (agreement, total_variation)
-            distances = (float(f(averages.probs, hmc.probs).double().mean()) for f in measures)
-            numbers.append([self._accuracy(averages), *distances])
-        accuracy, *others = torch.tensor(numbers, dtype=torch.float64).mean(0).tolist()
-        return [accuracy, of_mean, *others]
+            predictions = self.predictions(networks)
+            scores = predictions.scores() | predictions.distances(hmc)
+            rows.append([*numbers(scores, ("acc", "agree", "tv")).values()])
+        accuracy, *others = torch.tensor(rows, dtype=torch.float64).mean(0).tolist()
+        return [100 * accuracy, of_mean, *others]
 
-    def averages(self, networks: Params) -> ClassPredictions:
+    def predictions(self, networks: Params) -> Predictions:
         """Return predictions of a stack, or of one network."""
-        likelihood = self.problem.likelihood
-        return predictions_of_stack(self.problem.network, networks, likelihood, self.test)
+        network, likelihood = self.problem.network, self.problem.likelihood
+        stacked = P.is_stacked(networks, P.of(network))
+        mode = Empirical(networks if stacked else {n: t[None] for n, t in networks.items()})
+        sets, counts = [self.test], (mode.size,)
+        return predictions_of_mode(mode, network, likelihood, sets, counts, 0)[0][0]
 
     def accuracy(self, networks: Params) -> float:
         """Return the accuracy of the mean prediction on the test set, in per cent."""
-        return self._accuracy(self.averages(networks))
-
-    def _accuracy(self, averages: ClassPredictions) -> float:
-        return 100 * averages.numbers("acc")["acc"]
+        return 100 * self.predictions(networks).numbers("acc")["acc"]
 
     # -------------------------------------------------------- pruning
     def pruning(

@@ -12,11 +12,12 @@ from torch import Tensor
 from bnn_research.populations import study_job
 from bnn_research.scales import settings_of
 from lightning_bnn.commands.runs import Job, StoredRun, run_jobs
-from lightning_bnn.evaluation import predictions_of_stack
+from lightning_bnn.evaluation import predictions_of_mode
 from lightning_bnn.evaluation.problem import Problem
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.modules import SymmetrizedVI
 from lightning_bnn.plots import Line, lines_figure
+from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured, Table, spread
 from weightsym.params import keyed_generator, keyed_randomness
@@ -117,8 +118,10 @@ def _results(run: StoredRun, networks: int) -> dict[str, Tensor]:
     numbers = []
     for k, mode in enumerate(module.posterior().modes()):
         stack = mode.sample(networks, keyed_generator("width", k))
-        averages = predictions_of_stack(problem.network, stack, likelihood, data)
-        numbers.append(averages.numbers("acc", "nll"))
+        ((predictions,),) = predictions_of_mode(
+            Empirical(stack), problem.network, likelihood, [data], (networks,), "width", k
+        )
+        numbers.append(predictions.numbers("acc", "nll"))
     accuracies, losses = (torch.tensor([row[name] for row in numbers]) for name in ("acc", "nll"))
     return {"acc": 100 * accuracies, "nll": losses, **_elbos(module, problem)}
 
