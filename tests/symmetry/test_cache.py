@@ -12,7 +12,7 @@ from test_two_rows import described
 from torch import nn
 
 from weightsym import discover, verify
-from weightsym.discovery.cache import forget, key_of, remember
+from weightsym.discovery.cache import forget, key_of, operations_of, remember
 from weightsym.networks.forward import Inputs, on_network
 
 front = importlib.import_module("weightsym.discovery.discover")
@@ -153,7 +153,7 @@ def keyed(network, factor=1.0):
     model, x = network.made()
     for p in model.parameters():
         p.data.mul_(factor)
-    return key_of(model, on_network(model, Inputs(x)), "carrier")
+    return key_of(model, operations_of(model, on_network(model, Inputs(x))), "carrier")
 
 
 @functools.cache
@@ -185,7 +185,9 @@ def test_weights_that_a_forward_writes_to_stay_as_they_are():
     net = Forward(lambda s, x: s.b(s.a(x)), a=nn.Linear(4, 5), b=nn.Linear(5, 2))
     net.a.register_forward_pre_hook(lambda module, args: module.weight.data.mul_(2.0) and None)
     before = net.a.weight.clone()
-    assert key_of(net, Inputs((torch.randn(2, 4),)), "carrier") == ""
+    operations = operations_of(net, Inputs((torch.randn(2, 4),)))
+    assert key_of(net, operations, "carrier") == ""
+    assert not operations.agree
     assert torch.equal(net.a.weight, before)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,29 +50,51 @@ def forget() -> None:
     _results.clear()
 
 
+class Operations(NamedTuple):
+    """What a network does with an example, line by line, in evaluation and in training."""
+
+    evaluation: list[str]
+    training: list[str]
+
+    @property
+    def agree(self) -> bool:
+        """Tell whether the network is known to do the same in both modes."""
+        return self.evaluation == self.training != []
+
+
+UNKNOWN = Operations([], [])
+
+
 @torch.no_grad()
-def key_of(model: nn.Module, inputs: Inputs, batch_norm: str) -> str:
+def operations_of(model: nn.Module, inputs: Inputs) -> Operations:
+    """All operations of a network that is in evaluation mode; none where they cannot be told."""
+    try:
+        evaluation = _operations(model, inputs)
+        model.train()
+        return Operations(evaluation, _operations(model, inputs))
+    except Exception:  # an unknown operation, or an example that does not fit
+        return UNKNOWN
+    finally:
+        model.eval()
+
+
+def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
     """A hash of what determines a result. Empty where that cannot be told.
 
     Args:
-        model: the network, in evaluation mode.
-        inputs: the example; it is no key for what longer ones show.
+        model: the network.
+        operations: of the network, with an example; that is no key for what longer ones show.
         batch_norm: as `discover` takes it.
     """
     try:
         lines = [batch_norm, *_described_modules(model), *_described_tensors(model)]
-        lines += _operations(model, inputs)
-        model.train()
-        lines += ["training", *_operations(model, inputs)]
-    except Exception:  # an unknown operation, or an example that does not fit
+    except Exception:  # numbers that cannot be read
         return ""
-    finally:
-        model.eval()
     digest = hashlib.sha256()
-    for line in lines:
+    for line in [*lines, *operations.evaluation, "training", *operations.training]:
         digest.update(line.encode())
         digest.update(b"\0")
-    return digest.hexdigest()
+    return digest.hexdigest() if operations != UNKNOWN else ""
 
 
 class _Unknown(Exception):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weightsym.discovery.cache import key_of, recall, remember
+from weightsym.discovery.cache import key_of, operations_of, recall, remember
 from weightsym.discovery.description import read_graphs, reasons, symmetries_of
 from weightsym.discovery.dimensions.program import Rule
 from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
@@ -85,11 +85,12 @@ def discover(
     custom = {_bare(name): _checked(name, rule) for name, rule in (rules or {}).items()}
     with _in_evaluation(model):
         inputs = rows = two_rows(model, inputs)
-        key = "" if custom or explain else key_of(model, inputs, batch_norm)
+        operations = operations_of(model, inputs)
+        key = "" if custom or explain else key_of(model, operations, batch_norm)
         cached = recall(key)
         if cached is not None:
             return cached
-        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm)
+        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm, operations.agree)
         reading, groups = read_graphs(model, graphs, batch_norm, custom)
         if reading.idle:  # a longer example may have second steps, with states that are not zero
             for others, longer in longer_graphs(model, inputs, batch_norm):

@@ -84,7 +84,7 @@ def _chosen_rows(inputs: Inputs, rows: list[int]) -> Inputs:
 
 # ------------------------------------------------------------ tokens
 def trace_with_two_tokens(
-    model: nn.Module, inputs: Inputs, batch_norm: str
+    model: nn.Module, inputs: Inputs, batch_norm: str, has_one_mode: bool = False
 ) -> tuple[Graphs, Inputs]:
     """The graphs of a network, and the example that they were traced with.
 
@@ -92,8 +92,14 @@ def trace_with_two_tokens(
     network takes another token, or a signal of twice the length, or where two steps need more
     operations than one; and one of more rows where fewer tokens choose than there is to choose
     from.
+
+    Args:
+        model: the network, in evaluation mode.
+        inputs: the example.
+        batch_norm: as `discover` takes it.
+        has_one_mode: whether the network is known to do the same with it in both modes.
     """
-    graphs = trace_graphs(model, inputs, batch_norm)
+    graphs = trace_graphs(model, inputs, batch_norm, has_one_mode)
     times = _tokens_for_choices(graphs.evaluation)
     if times > 1:
         more = _repeated(inputs, times)

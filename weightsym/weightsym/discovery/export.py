@@ -87,14 +87,15 @@ class Graphs(NamedTuple):
         return frozenset(written & rows) - self.read
 
 
-def trace_graphs(model: nn.Module, inputs: Inputs, batch_norm: str) -> Graphs:
-    """Trace a network that is in evaluation mode, in both modes."""
-    reads = ModeReads(model)
-    evaluation = trace(model, inputs, reads)
-    if reads.asked:
-        training, used, reason = _training_graph(model, inputs)
-    else:
+def trace_graphs(
+    model: nn.Module, inputs: Inputs, batch_norm: str, has_one_mode: bool = False
+) -> Graphs:
+    """Trace a network that is in evaluation mode, in both modes unless these are known as one."""
+    evaluation = trace(model, inputs)
+    if has_one_mode:
         training, used, reason = evaluation, inputs, ""
+    else:
+        training, used, reason = _training_graph(model, inputs)
     graphs = [graph for graph in (evaluation, training) if graph is not None]
     mutable = frozenset(name for graph in graphs for name, _ in graph.written)
     if training is None:  # then a training step may change any of them
@@ -137,20 +138,17 @@ def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
 
 
 # ------------------------------------------------------------ one graph
-def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> Graph:
+def trace(model: nn.Module, inputs: Inputs) -> Graph:
     """Trace a module into a graph in which no operation writes into a tensor that is read again.
 
     Args:
         model: in the mode that is to be traced.
         inputs: what it is traced with.
-        reads: where to note whether the forward asks for its mode.
     """
     measured = check_calls(model, inputs)
     failure: Exception | None = None
-    reads = reads or ModeReads(model)
     for strict in (False, True):
-        reads.asked = reads.asked or strict  # that tracer reads in ways of its own
-        network = _returning_tensors(structural_copy(model), reads, strict)
+        network = _returning_tensors(structural_copy(model), strict)
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
@@ -171,13 +169,13 @@ def trace(model: nn.Module, inputs: Inputs, reads: ModeReads | None = None) -> G
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 
-def _returning_tensors(network: nn.Module, reads: ModeReads, strict: bool) -> nn.Module:
+def _returning_tensors(network: nn.Module, strict: bool) -> nn.Module:
     """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
     forward = network.forward
 
     @functools.wraps(forward)
     def tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        with reads.watched(), nullcontext() if strict else _DetachedData():
+        with nullcontext() if strict else _DetachedData():
             return tuple(tensors_of(forward(*args, **kwargs)))
 
     network.forward = tensors
@@ -310,56 +308,6 @@ def _user_line(failure: BaseException) -> str:
         if text.strip().startswith("File ") and not any(folder in text for folder in _OUTSIDE):
             return text.strip()
     return ""
-
-
-# ------------------------------------------------------------ reads of the mode
-class ModeReads:
-    """Watches the attribute `training` while a forward runs.
-
-    Attributes:
-        asked: whether the mode may matter: something has read it, or could do so unseen.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.asked = any(map(_reads_unseen, model.modules())) or bool(
-            model._forward_hooks or model._forward_pre_hooks  # they run outside the forward
-        )
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Every module answers as before, and is seen to do so."""
-
-        def read(module: nn.Module) -> Any:
-            self.asked = self.asked or not _drops_nothing(module)
-            return vars(module)["training"]
-
-        def write(module: nn.Module, value: Any) -> None:
-            vars(module)["training"] = value
-
-        watched_property = property(read, write)
-        if self.asked or "training" in vars(nn.Module):  # someone else watches
-            self.asked = True
-            yield
-            return
-        nn.Module.training = watched_property  # type: ignore[assignment]  # an attribute of every instance
-        try:
-            yield
-        finally:
-            del nn.Module.training
-
-
-def _reads_unseen(module: nn.Module) -> bool:
-    """Whether a module may know its mode in another way than by reading `training` in Python."""
-    overrides = type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
-    hidden = any("training" in vars(c) for c in type(module).__mro__ if c is not nn.Module)
-    return overrides or hidden or isinstance(module, torch.jit.ScriptModule)
-
-
-def _drops_nothing(module: nn.Module) -> bool:
-    """A dropout with probability zero gives what it gets in both modes, and so does attention."""
-    if type(module) is nn.MultiheadAttention:
-        return module.dropout == 0
-    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0
 
 
 # ------------------------------------------------------------ calls that remember others

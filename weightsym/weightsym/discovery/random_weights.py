@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from weightsym import params as P
+from weightsym.discovery.products import LARGE, Matrix, Weights
 from weightsym.groups.element import Read
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.comparison import POOL, normal_pool, perturb_, tiled_, turned
@@ -26,6 +28,7 @@ from weightsym.networks.randomness import key_of
 from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
 
+T = TypeVar("T")
 _LARGE = 2**25
 """The number of weights from which on they are not held together."""
 
@@ -81,7 +84,7 @@ class RandomWeights:
         rows = [n for n, b in network.named_buffers() if b.ndim == 1]
         return cls(network, Symmetries((), (), (), (), aliases=aliases), rows)
 
-    def by_any_name(self, weights: Read) -> Read:
+    def by_any_name(self, weights: Callable[[str], T]) -> Callable[[str], T]:
         """Read tensors that have several names by the first."""
         return lambda name: weights(self.sym.aliases.get(name, name))
 
@@ -105,15 +108,39 @@ class RandomWeights:
         tensors = {name: weights(name) for name in self.state if name not in self.sym.aliases}
         return {name: tensors[self.sym.aliases.get(name, name)] for name in self.state}
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, in the precision of the network and in memory of its own."""
+    def __call__(self, name: str) -> Tensor | Matrix:
+        """One tensor, or a large matrix, which is read a few rows at a time."""
+        if name not in self._large:
+            return self.read(name)
+        return Matrix(self.state[name].shape, partial(self.read, name))
+
+    @property
+    def has_large(self) -> bool:
+        """Tell whether some matrices are read by rows."""
+        return bool(self._large)
+
+    @cached_property
+    def _large(self) -> frozenset[str]:
+        tensors = {name: self.state[name] for name in self.random - self.buffers}
+        return frozenset(
+            name
+            for name, t in tensors.items()
+            if t.ndim == 2 and t.numel() >= LARGE and t.is_contiguous()
+            if self._size(name, t) < math.inf and name not in self._broken
+        )
+
+    def read(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """One tensor, or rows of it, in the precision of the network and in memory of its own."""
         old = self.state[name]
         if name not in self.random:
             return old.clone(memory_format=torch.contiguous_format)
         size = self._size(name, old)
         if name in self._broken or not old.is_contiguous():
             old = old.contiguous().nan_to_num(0, 0, 0)
-        row = turned(normal_pool(self.draw.seed), key_of(name) % POOL, old.numel())
+        first = key_of(name)
+        if rows != slice(None):
+            first, old = first + rows.start * old.stride(0), old[rows]
+        row = turned(normal_pool(self.draw.seed), first % POOL, old.numel())
         if name not in self.buffers:
             noise = self.draw.noise if old.ndim > 1 else 0.3
             new = torch.empty_like(old)
@@ -134,13 +161,19 @@ class RandomWeights:
 
 
 def perturbing(
-    weights: Read, names: frozenset[str], size: float, precision: torch.dtype | None
-) -> Read:
+    weights: Weights, names: frozenset[str], size: float, precision: torch.dtype | None
+) -> Weights:
     """Weights of another function: some tensors (else all) times random positive factors."""
 
-    def perturbed(name: str) -> Tensor:
-        t = in_precision(weights(name), precision)
-        return perturb_(name, t, size) if name in names or not names else t
+    def perturbed(name: str) -> Tensor | Matrix:
+        t = weights(name)
+        t = t.to(precision) if isinstance(t, Matrix) else in_precision(t, precision)
+        if names and name not in names:
+            return t
+        if isinstance(t, Tensor):
+            return perturb_(name, t, size)
+        width = t.shape[1]
+        return t.changed(lambda rows, part: perturb_(name, part, size, rows.start * width))
 
     return perturbed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -19,14 +19,22 @@ from weightsym.discovery.draws import ONE_OF_ALL, Pick, draws_numbers
 from weightsym.discovery.example import forgets
 from weightsym.discovery.export import Graphs
 from weightsym.discovery.graph import Graph
+from weightsym.discovery.products import Matrix, Weights, moved_matrix
 from weightsym.discovery.random_weights import RandomWeights, WeightDraw, flipping, perturbing
 from weightsym.discovery.sensitivity import KINDS, OutputMoves, Place, places_of, tensor_at
 from weightsym.discovery.signals import factors_that_keep_signals
-from weightsym.discovery.streaming import Call, Cast, called, evened_by, streamed_outputs
+from weightsym.discovery.streaming import (
+    Call,
+    Cast,
+    called,
+    evened_by,
+    outputs_side_by_side,
+    streamed_outputs,
+)
 from weightsym.discovery.unread import unread_numbers
 from weightsym.discovery.verify import covering_elements, log_probabilities, logit_shift
 from weightsym.groups.axis_maps import along_axis
-from weightsym.groups.element import Element, Read
+from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Frozen, Symmetries, without_groups
 from weightsym.networks.comparison import OutputComparison, agree, tolerance_in, tolerance_of
 from weightsym.networks.forward import (
@@ -310,9 +318,10 @@ def _judged_by_graph(case: _Case, sym: Symmetries, custom_rules: bool, name: str
         first = _first(case, weights)
         check = Check.of_graph(case.graph, case.inputs, weights, first=first)
         check.looks = case.looks
-        if check.sensitive and not case.is_even and check.holds(sym, _ROUNDING):
+        is_right = functools.partial(_is_of_network, case, case.graph, weights, first)
+        if check.sensitive and not case.is_even and check.holds(sym, is_right):
             return check.judged(replace(sym, error=check.error_seen))
-        if not _is_of_network(case, case.graph, weights, check.outputs, first):
+        if not is_right(check.outputs):
             return None
         if case.is_even:
             check = _evened(case, case.graph, weights)
@@ -373,7 +382,7 @@ def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
 
 
 def _is_of_network(
-    case: _Case, graph: Graph, weights: RandomWeights, results: list[Tensor], first: list[Tensor]
+    case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor], results: list[Tensor]
 ) -> bool:
     """Tell whether a graph made in float64 what the network returns, which may round and draw.
 
@@ -450,8 +459,8 @@ def _without(sym: Symmetries, wrong: Sequence[tuple[str, int, str]]) -> Symmetri
 
 
 # ------------------------------------------------------------ one check
-Run = Callable[[Read, torch.dtype | None], list[Tensor]]
-Watched = Callable[[Read, Call], list[Tensor]]
+Run = Callable[[Sequence[Weights], torch.dtype | None], Iterable[list[Tensor]]]
+Watched = Callable[[Weights, Call], list[Tensor]]
 _PERTURBED, _OTHER = 0.3, 2.0
 """Sizes of the logarithms of the factors that make a network another one, or decisions others."""
 
@@ -460,7 +469,7 @@ class Check:
     """A network at random weights, and the error that a set of groups makes there.
 
     Attributes:
-        run: from how weights are read, and a precision, to outputs.
+        run: from several ways to read weights, and a precision, to the outputs of each.
         read: how the random weights are read.
         precision: in which they are moved; as they are where it is None.
         tolerance: the error that rounding explains.
@@ -477,7 +486,8 @@ class Check:
         first: list[Tensor] | None = None,
         watched: Watched | None = None,
     ) -> None:
-        self.run, self.read, self.weights = run, weights.read, weights
+        self.run, self.weights = run, weights
+        self.read: Weights = weights.read if precision is None else weights
         self._watched = watched
         self.tolerance, self.precision = tolerance, precision
         self._first, self._touched = first, weights.sym.touched
@@ -486,7 +496,11 @@ class Check:
     @cached_property
     def outputs(self) -> list[Tensor]:
         """Outputs of the network at the random weights."""
-        return self.run(self.read, self.precision)
+        return self._outputs(self.read, self.precision)
+
+    def _outputs(self, read: Weights, precision: torch.dtype | None) -> list[Tensor]:
+        (outputs,) = self.run([read], precision)
+        return outputs
 
     @cached_property
     def measured(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -494,7 +508,7 @@ class Check:
         if self._first is None:
             return self.outputs, self.perturbed(self._touched)
         perturbed = perturbing(self.read, self._touched, _PERTURBED, None)
-        return self._first, self.run(perturbed, None)
+        return self._first, self._outputs(perturbed, None)
 
     @cached_property
     def _comparison(self) -> OutputComparison:
@@ -523,8 +537,8 @@ class Check:
         """By the forward of a network."""
         weights = RandomWeights(network, sym, draw=draw)
 
-        def forward(tensors: Read, precision: torch.dtype | None) -> list[Tensor]:
-            return outputs(network, weights.all_by(tensors), inputs)
+        def forward(reads: Sequence[Any], precision: torch.dtype | None) -> Iterable[list[Tensor]]:
+            return (outputs(network, weights.all_by(read), inputs) for read in reads)
 
         return cls(forward, weights, tolerance_of(weights.state))
 
@@ -539,13 +553,17 @@ class Check:
         network at the random weights are given as ``first``, those at perturbed weights are made in
         its precision, too.
         """
+        call = evened_by(even) if even is not None else None
+        goes_alone = not weights.has_large or draws_numbers(graph)
 
-        def run(tensors: Read, precision: torch.dtype | None) -> list[Tensor]:
-            call = evened_by(even) if even is not None else None
-            return streamed_outputs(graph, inputs, weights.by_any_name(tensors), precision, call)
+        def run(reads: Sequence[Weights], precision: torch.dtype | None) -> Iterable[list[Tensor]]:
+            named = [weights.by_any_name(read) for read in reads]
+            if goes_alone:  # until one fails
+                return (streamed_outputs(graph, inputs, n, precision, call) for n in named)
+            return outputs_side_by_side(graph, inputs, named, precision, call)
 
-        def watched(tensors: Read, call: Call) -> list[Tensor]:
-            return streamed_outputs(graph, inputs, weights.by_any_name(tensors), None, call)
+        def watched(read: Weights, call: Call) -> list[Tensor]:
+            return streamed_outputs(graph, inputs, weights.by_any_name(read), None, call)
 
         return cls(run, weights, tolerance_in(torch.float64), torch.float64, first, watched)
 
@@ -554,10 +572,8 @@ class Check:
         sizes = list[float]()
         note = functools.partial(_note_size, sizes)
 
-        def run(tensors: Read) -> list[Tensor]:
-            return (
-                self.run(tensors, None) if self._watched is None else self._watched(tensors, note)
-            )
+        def run(read: Weights) -> list[Tensor]:
+            return self._outputs(read, None) if self._watched is None else self._watched(read, note)
 
         if not self.looks:
             return _Judged(sym, frozenset(places_of(sym)))
@@ -587,32 +603,32 @@ class Check:
         while pending:
             some = pending.pop()
             larger = self.perturbed(frozenset(some), _OTHER)
-            flipped = self.run(flipping(self.read, frozenset(some), self.precision), self.precision)
+            signs = flipping(self.weights.read, frozenset(some), self.precision)
+            flipped = self._outputs(signs, self.precision)
             if all(agree(self.outputs, other, _EXACT) for other in (larger, flipped)):
                 asleep |= {*some}
             elif len(some) > 1:
                 pending += [some[: len(some) // 2], some[len(some) // 2 :]]
         return asleep
 
-    def holds(self, sym: Symmetries, rounding: float) -> bool:
-        """Tell whether all elements give the same, which is what was measured but for rounding.
+    def holds(self, sym: Symmetries, is_right: Callable[[list[Tensor]], bool]) -> bool:
+        """Tell whether all elements give the same, and that what was measured.
 
         Args:
             sym: the groups.
-            rounding: of the outputs that were measured.
+            is_right: tells whether outputs are those that were measured, but for rounding.
         """
         right, wrong = self.measured
         first, *others = covering_elements(sym, torch.Generator().manual_seed(2))
-        old = self._moved(first)
-        if not agree(right, old, rounding):
+        (old,) = self._moved([first])
+        if not is_right(old):
             return False
         if sym.softmax_shift is not None:
             shift = logit_shift(sym, torch.Generator().manual_seed(3))
             others = [shift @ element for element in others]
             old, right, wrong = (log_probabilities(out, sym) for out in (old, right, wrong))
         comparison = OutputComparison.between(old, wrong, self.tolerance, right)
-        for element in others:
-            new = self._moved(element)
+        for new in self._moved(others):
             new = new if sym.softmax_shift is None else log_probabilities(new, sym)
             if not self._allows(comparison.error(new)):
                 return False
@@ -628,38 +644,47 @@ class Check:
             return 0.0
         first, *others = covering_elements(sym, torch.Generator().manual_seed(2))
         self.error_seen = 0.0
-        if not self._allows(self.measure.error(self._moved(first))):
+        (new,) = self._moved([first])
+        if not self._allows(self.measure.error(new)):
             return self.error_seen
         if sym.softmax_shift is not None:
             shift = logit_shift(sym, torch.Generator().manual_seed(3))
             others = [shift @ element for element in others]
-        for element in others:
-            if sym.softmax_shift is None:
-                error = self.measure.error(self._moved(element))
-            else:
-                error = self._error_of_probabilities(element, sym)
+        for new in self._moved(others):
+            is_plain = sym.softmax_shift is None
+            error = self.measure.error(new) if is_plain else self._error_of_logits(new, sym)
             if not self._allows(error):
                 break
         return self.error_seen
 
-    def _moved(self, element: Element) -> list[Tensor]:
-        def precise(name: str) -> Tensor:
-            return in_precision(self.read(name), self.precision)
+    def _moved(self, elements: Sequence[Element]) -> Iterable[list[Tensor]]:
+        """The outputs of the network after each of some elements has moved it."""
 
-        return self.run(lambda name: element.of(name, precise, owned=True), self.precision)
+        def precise(name: str) -> Tensor:
+            return in_precision(self.weights.read(name), self.precision)
+
+        def moved_by(element: Element) -> Weights:
+            def read(name: str) -> Tensor | Matrix:
+                t = self.read(name) if self.weights.has_large else None
+                matrix = moved_matrix(element, name, t) if isinstance(t, Matrix) else None
+                return element.of(name, precise, owned=True) if matrix is None else matrix
+
+            return read
+
+        return self.run([moved_by(element) for element in elements], self.precision)
 
     def perturbed(self, names: frozenset[str], size: float = _PERTURBED) -> list[Tensor]:
         """Outputs at weights of which some, or all, are others."""
-        return self.run(perturbing(self.read, names, size, self.precision), self.precision)
+        return self._outputs(perturbing(self.read, names, size, self.precision), self.precision)
 
-    def _error_of_probabilities(self, element: Element, sym: Symmetries) -> float:
-        runs = (self.outputs, *self.measured, self._moved(element))
+    def _error_of_logits(self, logits: list[Tensor], sym: Symmetries) -> float:
+        runs = (self.outputs, *self.measured, logits)
         old, right, wrong, new = (log_probabilities(out, sym) for out in runs)
         return OutputComparison.between(old, wrong, self.tolerance, right).error(new)
 
     def repeatable(self) -> bool:
         """Tell whether the same weights give the same outputs."""
-        return self.measure.error(self.run(self.read, self.precision)) <= self.tolerance
+        return self.measure.error(self._outputs(self.read, self.precision)) <= self.tolerance
 
     def raise_tolerance_to_noise(self) -> None:
         """Allow for a forward that computes in float32 inside, and for rounding in deep networks.
@@ -687,7 +712,8 @@ class Check:
         if sym.softmax_shift is None:
             return sym
         shift = logit_shift(sym, torch.Generator().manual_seed(3))
-        error = self._error_of_probabilities(shift, sym)
+        (moved,) = self._moved([shift])
+        error = self._error_of_logits(moved, sym)
         return sym if error <= max(self.tolerance, 1e-6) else replace(sym, softmax_shift=None)
 
 

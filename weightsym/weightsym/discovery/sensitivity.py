@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from weightsym.discovery.products import Matrix, Weights
 from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import LinearGroup, Placement, ShiftGroup
 from weightsym.groups.symmetries import Group, PermutationGroup, Symmetries
@@ -69,8 +71,8 @@ class OutputMoves:
 
     def __init__(
         self,
-        run: Callable[[Callable[[str], Tensor]], list[Tensor]],
-        read: Callable[[str], Tensor],
+        run: Callable[[Weights], list[Tensor]],
+        read: Weights,
         sym: Symmetries,
         sizes: Sequence[float],
         fixed: Collection[str] = (),
@@ -79,7 +81,7 @@ class OutputMoves:
         self._squares: dict[str, dict[int | None, Tensor]] = {}
         groups = (group for kind in KINDS for group in getattr(sym, kind))
         moved = {tensor_at(place, sym) for group in groups for place in places_in(group)} - {*fixed}
-        weights = _Reread(read, moved, self._note)
+        weights = _Reread(read, moved, self._note, self._matrix)
         with torch.enable_grad(), saved_tensors_hooks(weights.pack, weights.unpack):
             results = zip(run(weights.of), sizes, strict=True)
             pairs = [(t, size) for t, size in results if t.requires_grad and size]
@@ -97,8 +99,27 @@ class OutputMoves:
             others = tuple(range(rows.ndim - 1))
             kept[a] = (rows.sum(others) if others else rows.clone()).cpu()
         kept[None] = next(iter(kept.values()), moves).sum()
+        self._add(name, kept)
+
+    def _add(self, name: str, kept: Mapping[int | None, Tensor]) -> None:
         before = self._squares.get(name, {})  # a weight that was let go of, and read once more
         self._squares[name] = {a: t + before[a] if before else t for a, t in kept.items()}
+
+    def _matrix(self, name: str, matrix: Matrix, anchor: Tensor) -> Matrix | None:
+        """A matrix that notes the same; None where its axes are no rows and columns."""
+        axes = {a: self._sym.axes[a] for a in self._sym.axes_of.get(name, ())}
+        if any(axis.dim is None or axis.blocks > 1 for axis in axes.values()):
+            return None
+
+        def note(rows: slice, part: Tensor, slope: Tensor) -> None:
+            moves = slope.mul(part).square_()
+            kept: dict[int | None, Tensor] = {None: moves.sum()}
+            for a, axis in axes.items():
+                kept[a] = moves.new_zeros(matrix.shape[axis.dim or 0])
+                kept[a][slice(None) if axis.dim else rows] = moves.sum(1 - (axis.dim or 0))
+            self._add(name, kept)
+
+        return replace(matrix, note=note, anchor=anchor)
 
     def at(self, place: Place) -> float:
         """How far it moves with the weights at a place."""
@@ -125,23 +146,34 @@ class _Reread:
         read: gives a weight.
         moved: the names of those with a derivative.
         note: takes a name, the weight and its derivative as soon as that is known.
+        matrix: gives a large matrix that notes its derivatives itself, if it can.
     """
 
     def __init__(
         self,
-        read: Callable[[str], Tensor],
+        read: Weights,
         moved: Collection[str],
         note: Callable[[str, Tensor, Tensor], None],
+        matrix: Callable[[str, Matrix, Tensor], Matrix | None],
     ) -> None:
-        self._read, self._moved, self._note = read, moved, note
+        self._weights, self._moved, self._note, self._matrix = read, moved, note, matrix
         self._alive: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self.anchor = torch.zeros((), requires_grad=True)
 
-    def of(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
+        weight = self._weights(name)
+        return weight.whole() if isinstance(weight, Matrix) else weight
+
+    def of(self, name: str) -> Tensor | Matrix:
         """One weight."""
         if name not in self._moved:
-            return self._read(name)
+            return self._weights(name)
         weight: Tensor | None = self._alive.get(name)
+        if weight is None:
+            given = self._weights(name)
+            matrix = self._matrix(name, given, self.anchor) if isinstance(given, Matrix) else None
+            if matrix is not None:
+                return matrix
         if weight is None:
             weight = self._alive[name] = _Leaf.apply(self.anchor, name, self._read, self._note)
         assert weight is not None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from weightsym.discovery.dimensions.nodes import ancestors, is_random
 from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
-from weightsym.groups.element import Read
+from weightsym.discovery.products import Matrix, Weights, products
 from weightsym.networks.forward import Inputs, as_real, in_precision, same_noise
 
 Cast = Callable[[Any], Any]
@@ -32,7 +33,7 @@ class NotRunnable(RuntimeError):
 def streamed_outputs(
     graph: Graph,
     inputs: Inputs,
-    weights: Read,
+    weights: Weights,
     precision: torch.dtype | None,
     call: Call | None = None,
 ) -> list[Tensor]:
@@ -45,19 +46,42 @@ def streamed_outputs(
         precision: in which the graph runs; as it was traced where None is given.
         call: calls an operation; as it stands where None is given.
     """
+    return outputs_side_by_side(graph, inputs, [weights], precision, call)[0]
+
+
+def outputs_side_by_side(
+    graph: Graph,
+    inputs: Inputs,
+    weights: Sequence[Weights],
+    precision: torch.dtype | None,
+    call: Call | None = None,
+) -> list[list[Tensor]]:
+    """The outputs of several runs, operation by operation. At most one of them may draw numbers.
+
+    Args:
+        graph: what `torch.export` has traced.
+        inputs: what it was traced with.
+        weights: of every run; large matrices have the same rows in all, and may move differently.
+        precision: in which the graph runs; as it was traced where None is given.
+        call: calls an operation; as it stands where None is given.
+    """
     sources = _given(graph, inputs)
     cast = _casting(graph, precision)
 
-    def source(node: Node) -> Any:
+    def source(weights: Weights, node: Node) -> Any:
         source = graph.sources[node]
         if source.kind == "parameter" or (source.kind == "buffer" and source.persistent):
-            return in_precision(weights(source.name), precision)
+            weight = weights(source.name)
+            if isinstance(weight, Matrix):
+                return weight.to(precision)
+            return in_precision(weight, precision)
         value = sources[node] if source.kind == "input" else source.tensor
         return in_precision(value.clone(), precision) if isinstance(value, Tensor) else value
 
     with same_noise(s.tensor for s in graph.sources.values()):
-        values = _run(graph.module, source, graph.outputs, cast, call or called)
-    return [as_real(t) for t in values]
+        runs = [partial(source, w) for w in weights]
+        values = _run(graph.module, runs, graph.outputs, cast, call or called)
+    return [[as_real(t) for t in results] for results in values]
 
 
 def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
@@ -73,35 +97,52 @@ def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
 # ------------------------------------------------------------ one node after the other
 def _run(
     module: GraphModule,
-    source: Callable[[Node], Any],
+    sources: Sequence[Callable[[Node], Any]],
     results: Iterable[Node],
     cast: Cast,
     call: Call,
-) -> list[Any]:
+) -> list[list[Any]]:
     results = list(results)
     draws = (n for n in module.graph.nodes if n.op == "call_function" and is_random(n))
     live = ancestors([*results, *draws])  # draws that nobody reads move those that follow, too
     done_after = _last_readers(module, live)
-    values: dict[Node, Any] = {}
+    runs: list[dict[Node, Any]] = [{} for _ in sources]
 
-    def value_of(node: Node) -> Any:
+    def value_of(k: int, node: Node) -> Any:
+        values = runs[k]
         if node not in values:
             is_source = node.op == "placeholder"
-            values[node] = source(node) if is_source else _attribute(module, node, cast)
+            values[node] = sources[k](node) if is_source else _attribute(module, node, cast)
         return values[node]
 
     for node in module.graph.nodes:
         if node.op != "call_function" or node not in live:
             continue
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
-        result = call(node, args, kwargs, cast)
-        del args, kwargs
-        if node.users:
+        given = [
+            torch.fx.map_arg((node.args, node.kwargs), partial(value_of, k))
+            for k in range(len(runs))
+        ]
+        returned = products(node, given) or _one_by_one(call, node, given, cast)
+        del given
+        for values, result in zip(runs, returned, strict=True):
             values[node] = result
-        del result
-        for operand in done_after[node] - set(results):
-            values.pop(operand, None)
-    return [value_of(node) for node in results]
+            for operand in done_after[node] - set(results):
+                values.pop(operand, None)
+        del returned, result
+    return [[_whole(value_of(k, node)) for node in results] for k in range(len(runs))]
+
+
+def _one_by_one(
+    call: Call, node: Node, given: Sequence[tuple[Any, Any]], cast: Cast
+) -> Iterator[Any]:
+    """The results of an operation that needs whole matrices."""
+    has_weights = any(n.op == "placeholder" for n in node.all_input_nodes)
+    for args, kwargs in tree_map(_whole, given) if has_weights else given:
+        yield call(node, args, kwargs, cast)
+
+
+def _whole(x: Any) -> Any:
+    return x.whole() if isinstance(x, Matrix) else x
 
 
 def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Node]]:
@@ -110,7 +151,7 @@ def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Nod
     visited: set[Node] = set()
     for node in reversed(module.graph.nodes):
         if node in live and node.op == "call_function":
-            done[node] = set(node.all_input_nodes) - visited
+            done[node] = {*node.all_input_nodes, node} - visited
             visited |= done[node]
     return done
 

@@ -42,11 +42,18 @@ def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
     return perturb_(name, t.clone(memory_format=torch.contiguous_format), size)
 
 
-def perturb_(name: str, t: Tensor, size: float = 0.3) -> Tensor:
-    """Perturb a contiguous tensor of floats in place, and leave others as they are."""
+def perturb_(name: str, t: Tensor, size: float = 0.3, first: int = 0) -> Tensor:
+    """Perturb a contiguous tensor of floats in place, and leave others as they are.
+
+    Args:
+        name: of the tensor.
+        t: its numbers, or some that follow each other.
+        size: of the logarithms of the factors.
+        first: the place of the first of these numbers in the tensor.
+    """
     if not t.is_floating_point() or not t.numel():
         return t
-    return tiled_(torch.mul, t, turned(_factors(size), -key_of(name) % POOL, t.numel()))
+    return tiled_(torch.mul, t, turned(_factors(size), (first - key_of(name)) % POOL, t.numel()))
 
 
 @functools.cache

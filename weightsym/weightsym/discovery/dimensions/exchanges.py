@@ -9,7 +9,7 @@ that they carry, heads, groups, experts, branches.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -316,9 +316,11 @@ class _Search:
                 tables[id(ends)] = distinct(representative[ends])
             edges.append(np.stack(np.broadcast_arrays(centre, tables[id(ends)], colour), 1))
         self._edges = _distinct(np.concatenate(edges))
+        self._is_live = np.zeros(len(graph.colours), bool)
+        self._is_live[self._edges[:, :2]] = True
         self._fixed, self._placed = graph.fixed, placed
         self._colours = self._refined(graph, multiplicity)
-        cells = _alike(distinct(self._edges[:, :2]), self._colours)
+        cells = _alike(np.flatnonzero(self._is_live), self._colours)
         self._cells = [c for c in cells if c[0] < graph.class_count and not self._fixed[c[0]]]
         a, b, k = self._edges.T
         self._beside = np.concatenate(
@@ -340,8 +342,9 @@ class _Search:
         """Colours that tell apart what has other neighbours, of how many vertices each is one."""
         colours = mix(graph.colours, multiplicity, 3)
         colours[graph.fixed] = graph.colours[graph.fixed]
-        live, index = np.unique(self._edges[:, :2], return_inverse=True)
-        edges = np.concatenate([index.reshape(-1, 2), self._edges[:, 2:]], 1)
+        live = np.flatnonzero(self._is_live)
+        index = np.cumsum(self._is_live) - 1
+        edges = np.concatenate([index[self._edges[:, :2]], self._edges[:, 2:]], 1)
         fresh, cells = colours[live], 0
         while True:
             _, cell, size = np.unique(fresh, return_inverse=True, return_counts=True)
@@ -354,21 +357,25 @@ class _Search:
             fresh = np.where(several, mix(fresh, _neighbours(edges, fresh), 4), fresh)
 
     def exchanges(self) -> list[list[list[int]]]:
-        """Units of every exchange, each exchange once."""
-        families: dict[Family, list[list[int]]] = {}
+        """Units of every exchange, each exchange once.
+
+        Exchanges that are known connect vertices of a cell, of which one is enough, and carry what
+        is found among these to all others.
+        """
+        families = _Families()
         for cell in sorted(self._cells, key=lambda c: (len(c), c[0])):
-            every = cell if len(cell) <= _LARGEST_CELL else _representatives(cell, families)
+            every = families.representatives(cell)
             level = every[:_LARGEST_CELL]
             if len(level) < len(every):
                 self.unsearched[cell[0]] = (
                     f"of {len(every)} units that look alike, exchanges of {len(level)} were "
                     "searched"
                 )
-            while len(level) > 1 and not _is_known(level, families):
+            while len(level) > 1 and not families.connect(level):
                 level = self._merged(level, families)
-        return list(families.values())
+        return families.units
 
-    def _merged(self, level: list[int], families: dict[Family, list[list[int]]]) -> list[int]:
+    def _merged(self, level: list[int], families: _Families) -> list[int]:
         """One vertex of each family that a smallest exchange connects. Families are noted."""
         first, smallest, self._is_cut = level[0], _LONGEST_EXCHANGE, False
         images: dict[int, dict[int, int] | None] = {}
@@ -393,18 +400,14 @@ class _Search:
             waiting = [w for w in waiting[1:] if w not in family]
         return alone if len(alone) < len(level) else []
 
-    def _note(
-        self, v: int, family: dict[int, dict[int, int]],
-        families: dict[Family, list[list[int]]],
-    ) -> None:  # fmt: skip
+    def _note(self, v: int, family: dict[int, dict[int, int]], families: _Families) -> None:
         unit = _side(next(iter(family.values())), v)
         units = [unit] + [
             [image[x] for x in unit] for image in family.values() if all(x in image for x in unit)
         ]
-        flat, family_units = [x for u in units for x in u], frozenset(map(frozenset, units))
-        is_known = any(family_units < known for known in families)  # of which a part was searched
-        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit) and not is_known:
-            families[family_units] = units
+        flat = [x for u in units for x in u]
+        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit):
+            families.add(units)
 
     def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
         """The smallest exchange that maps one vertex to another, if it moves at most so many."""
@@ -419,8 +422,8 @@ class _Search:
             if new is None:
                 return None
             pending += new
-        for a, b in image.items():
-            if {(k, d, image.get(w, w)) for k, d, w in self._next(a)} != self._next(b):
+        for a, b in image.items():  # what holds for one of a pair holds for the other
+            if a < b and {(k, d, image.get(w, w)) for k, d, w in self._next(a)} != self._next(b):
                 return None
         return image
 
@@ -459,6 +462,69 @@ class _Search:
         ]
 
 
+class _Families:
+    """Exchanges that are known, each once.
+
+    Attributes:
+        units: of every exchange.
+    """
+
+    def __init__(self) -> None:
+        self.units: list[list[list[int]]] = []
+        self._known: set[Family] = set()
+        self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def add(self, units: list[list[int]]) -> None:
+        """Add an exchange, and those that the known ones turn it into."""
+        pending = [units]
+        while pending:
+            units = pending.pop()
+            as_sets = frozenset(map(frozenset, units))
+            if any(as_sets <= known for known in self._known):  # of which a part was searched
+                continue
+            pending += self._images(units)
+            for j, unit in enumerate(units):
+                for v in unit:
+                    self._places[v].append((len(self.units), j))
+            self.units.append(units)
+            self._known.add(as_sets)
+
+    def _images(self, units: list[list[int]]) -> Iterator[list[list[int]]]:
+        """The exchange in all other places to which a known one takes it as a whole."""
+        flat = [v for unit in units for v in unit]
+        for k, met in self._met(flat).items():
+            if len(set(met.values())) == 1:
+                (j,) = set(met.values())
+                for other in self.units[k][:j] + self.units[k][j + 1 :]:
+                    image = dict(zip(self.units[k][j], other, strict=True))
+                    yield [[image.get(v, v) for v in unit] for unit in units]
+
+    def _met(self, vertices: Iterable[int]) -> dict[int, dict[int, int]]:
+        """By exchange that moves some vertices, the unit of each that it moves."""
+        met: dict[int, dict[int, int]] = defaultdict(dict)
+        for v in vertices:
+            for k, j in self._places.get(v, ()):
+                met[k][v] = j
+        return met
+
+    def representatives(self, cell: Iterable[int]) -> list[int]:
+        """The vertices of a cell that are left if one unit stands for all of every exchange."""
+        left = dict.fromkeys(cell)
+        for k, met in sorted(self._met(left).items()):
+            inside = Counter(j for v, j in met.items() if v in left)
+            if len(inside) == len(self.units[k]) and len(set(inside.values())) == 1:
+                for v in (v for v, j in met.items() if j):
+                    left.pop(v, None)
+        return [*left]
+
+    def connect(self, level: list[int]) -> bool:
+        """Tell whether vertices are one of each unit of an exchange."""
+        return any(
+            len(met) == len(level) == len(self.units[k]) == len(set(met.values()))
+            for k, met in self._met(level).items()
+        )
+
+
 def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> list[list[list[int]]]:
     """Exchanges that make up a group of as many elements as they have together.
 
@@ -493,36 +559,18 @@ def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -
 
 def _effects(units: list[list[int]], other: list[list[int]], known: set[Family]) -> set[str | None]:
     """What the exchanges of units make of another exchange, None where they tear it apart."""
-    effects, before = set[str | None](), list(map(frozenset, other))
+    effects, place = set[str | None](), {x: j for j, unit in enumerate(other) for x in unit}
     for unit in units[1:]:
         image = dict(zip([*units[0], *unit], [*unit, *units[0]], strict=True))
-        after = [frozenset(image.get(x, x) for x in old) for old in before]
-        if after == before or frozenset().union(*before).isdisjoint(frozenset().union(*after)):
+        after = {x: place.get(image[x]) for x in image if x in place}
+        stays = all(j == place[x] for x, j in after.items())
+        if stays or (len(after) == len(place) and not any(j is not None for j in after.values())):
             effects.add("left")
         else:
-            is_another = set(after) != set(before) and frozenset(after) in known
+            turned = frozenset(frozenset(image.get(x, x) for x in old) for old in other)
+            is_another = turned != frozenset(map(frozenset, other)) and turned in known
             effects.add("turned" if is_another else None)
     return effects
-
-
-def _representatives(cell: list[int], families: Mapping[Family, object]) -> list[int]:
-    """The vertices of a cell that are left if one unit stands for all of every known exchange."""
-    for units in families:
-        inside = [[v for v in cell if v in unit] for unit in units]
-        if len(set(map(len, inside))) == 1:
-            others = {v for vertices in inside[1:] for v in vertices}
-            cell = [v for v in cell if v not in others]
-    return cell
-
-
-def _is_known(level: list[int], families: Mapping[Family, object]) -> bool:
-    """Tell whether vertices are one of each unit of an exchange that has been found."""
-    return any(
-        len(units) == len(level)
-        and all(any(v in unit for unit in units) for v in level)
-        and len({unit for v in level for unit in units if v in unit}) == len(level)
-        for units in families
-    )
 
 
 def _side(image: dict[int, int], v: int) -> list[int]:

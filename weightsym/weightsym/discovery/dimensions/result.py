@@ -115,10 +115,7 @@ class GroupLayout:
     ) -> tuple[Placement, ...]:
         """Places of units, given as corresponding classes, on the axes."""
         rows = np.array(units, np.int64).T
-        first, last = (np.searchsorted(self._classes, rows, side) for side in ("left", "right"))
-        sizes = (last - first).ravel()
-        starts = first.ravel() + sizes - np.cumsum(sizes)
-        entries = self._order[np.arange(sizes.sum()) + np.repeat(starts, sizes)]
+        entries, sizes = self._entries(rows.ravel())
         row_at = np.repeat(np.arange(rows.size) // max(1, len(units)), sizes)
         tables: dict[int, Ints] = {}
         for axis in distinct(self._axis_at[entries]).tolist():
@@ -128,6 +125,20 @@ class GroupLayout:
                 tables[axis] = self._positions(axis, positions, row_at[inside], len(units))
         tables |= self._moving_rows(tables)
         return tuple(Placement(axis, torch.from_numpy(tables[axis])) for axis in sorted(tables))
+
+    def _entries(self, classes: Ints) -> tuple[Ints, Ints]:
+        """Entries of classes, one axis behind the other, class by class, and their numbers."""
+        first, last = (np.searchsorted(self._classes, classes, side) for side in ("left", "right"))
+        sizes = last - first
+        starts = first + sizes - np.cumsum(sizes)
+        return self._order[np.arange(sizes.sum()) + np.repeat(starts, sizes)], sizes
+
+    def positions_of(self, classes: Iterable[int]) -> Iterator[tuple[int, Ints]]:
+        """The axes on which some classes lie, and where they do, in rising order."""
+        entries = np.sort(self._entries(np.array([*classes], np.int64))[0])
+        axes = self._axis_at[entries]
+        for axis in distinct(axes).tolist():
+            yield axis, entries[axes == axis] - self._first_at[axis]
 
     def _positions(self, axis: int, positions: Ints, row_at: Ints, units: int) -> Ints:
         """Positions on an axis, those of corresponding classes in the columns of a table."""
@@ -144,23 +155,19 @@ class GroupLayout:
     def sides(self) -> Ints:
         """Classes of labels if planes are not tied together: one for each of their sides."""
         system = self.reading.system
-        planes = {tuple(row) for pairs in system.planes for row in pairs.tolist()}
-        ties = [
-            t.pairs[[tuple(row) not in planes for row in np.sort(t.pairs, 1).tolist()]]
-            for t in system.ties
-        ]
+
+        def code(pairs: Ints) -> Ints:
+            low, high = np.sort(pairs, 1).T
+            return low * system.count + high
+
+        planes = distinct(np.concatenate([*map(code, system.planes)]))
+        ties = [t.pairs[~np.isin(code(t.pairs), planes)] for t in system.ties]
         return connected(ties, system.count)
 
-    @cached_property
-    def signed_powers(self) -> list[NDArray[np.int64]]:
-        """By axis, at every position the power of its scale, 0 where there is none or several."""
-        result = []
-        for labels in self.labels:
-            distinct, index = np.unique(labels, return_inverse=True)
-            rows = [tuple(self.scales.of(label).values()) for label in distinct.tolist()]
-            powers = [int(row[0]) if row in ((1,), (-1,)) else 0 for row in rows]
-            result.append(np.array(powers, np.int64)[index])
-        return result
+    def signed_power(self, axis: int, position: int) -> int:
+        """The power of the scale at a position, 0 where there is none or several."""
+        row = tuple(self.scales.of(int(self.labels[axis][position])).values())
+        return int(row[0]) if row in ((1,), (-1,)) else 0
 
     @cached_property
     def _signatures(self) -> NDArray[np.uint64]:
@@ -553,20 +560,18 @@ def _planes(layout: GroupLayout, space: Space) -> _Places:
     """Per axis the two sides of planes. Nothing where a channel has no partner."""
     sides = layout.sides
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
-    classes = layout.exchanges.classes
-    inside = {int(classes[a]) for a, _ in space.pairs}
+    inside = {int(layout.exchanges.classes[a]) for a, _ in space.pairs}
     columns: dict[tuple[int, int], list[Ints]] = defaultdict(list)
-    for axis, labels in enumerate(layout.labels):
-        entries = np.flatnonzero(np.isin(classes[labels], list(inside)))
+    for axis, entries in layout.positions_of(inside):
         where: dict[int, list[int]] = defaultdict(list)
-        for k in entries.tolist():
-            where[int(sides[labels[k]])].append(k)
+        for k, label in zip(entries.tolist(), layout.labels[axis][entries].tolist(), strict=True):
+            where[int(sides[label])].append(k)
         halves = [(where.get(a, []), where.get(b, [])) for a, b in partner.items()]
         pairs = [p for a, b in halves for p in zip(a, b, strict=False)]
         if 2 * len(pairs) != entries.size or any(len(a) != len(b) for a, b in halves):
             return {}
         for first, second in pairs:
-            power = 1 if space.kind == "unit complex" else int(layout.signed_powers[axis][first])
+            power = 1 if space.kind == "unit complex" else layout.signed_power(axis, first)
             if not power:
                 return {}
             columns[axis, power].append(np.array([[first], [second]]))

@@ -1,0 +1,191 @@
+r"""Products with large matrices of weights, which are read a few rows at a time.
+
+To move the axes of a matrix is to move the signals before and after it:
+
+.. math:: (A W B^T)\, x = A\, (W\, (B^T x))
+
+So a network runs under many elements of its group while every weight is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from weightsym.discovery.dimensions.nodes import operation_of
+from weightsym.groups.axis_maps import AxisMap, Mixing
+from weightsym.groups.element import Element
+from weightsym.groups.placements import Axis
+from weightsym.networks.forward import in_precision
+
+LARGE = 2**20
+"""The number of weights from which on a matrix is read by rows."""
+_AT_ONCE = 2**20
+_OPERANDS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "mm": (0, 1, None), "matmul": (0, 1, None)}
+"""By operation, which argument is the signal, which the matrix, and which the bias."""
+
+Weights = Callable[[str], "Tensor | Matrix"]
+Note = Callable[[slice, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A matrix that is read a few rows at a time, whose axes are moved afterwards.
+
+    Attributes:
+        shape: of the matrix.
+        read: gives some of its rows.
+        maps: what happens to its two axes.
+        note: takes rows, their weights and their derivatives; nothing is noted where it is None.
+        anchor: a number that requires a gradient, where something is noted.
+    """
+
+    shape: torch.Size
+    read: Callable[[slice], Tensor]
+    maps: Mapping[int, AxisMap] = field(default_factory=dict)
+    note: Note | None = None
+    anchor: Tensor | None = None
+
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """All rows before they are moved, part by part."""
+        step = max(1, _AT_ONCE // self.shape[1])
+        for start in range(0, self.shape[0], step):
+            rows = slice(start, min(start + step, self.shape[0]))
+            yield rows, self.read(rows)
+
+    def whole(self) -> Tensor:
+        """The moved matrix."""
+        if self.note is not None:
+            return _NotedWhole.apply(self.anchor, replace(self, note=None), self.note)
+        w = torch.cat([part for _, part in self.parts()])
+        for dim, axis_map in self.maps.items():
+            w = axis_map.act(w, _axis(dim, w), owned=True)
+        return w
+
+    def to(self, precision: torch.dtype | None) -> Matrix:
+        """The matrix in another precision."""
+        return self.changed(lambda rows, part: in_precision(part, precision))
+
+    def changed(self, function: Callable[[slice, Tensor], Tensor]) -> Matrix:
+        """The matrix with other numbers, given rows and what stands there."""
+        return replace(self, read=lambda rows: function(rows, self.read(rows)))
+
+
+def moved_matrix(element: Element, name: str, matrix: Matrix) -> Matrix | None:
+    """A matrix after an element has acted on it, None if that does more than to move two axes."""
+    sym, maps = element.sym, dict[int, AxisMap]()
+    for step in element.steps:
+        axes = [a for a in sym.axes_of.get(name, ()) if a in step.axes]
+        shifted = (p for k in step.shifts for p in sym.shifts[k].placements)
+        if (
+            len(element.steps) > 1
+            or step.sources.get(name, name) != name
+            or name in step.constants
+            or any(sym.axes[p.axis].tensor == name for p in shifted)
+            or {(sym.axes[a].dim in (0, 1), sym.axes[a].blocks) for a in axes} > {(True, 1)}
+            or len({sym.axes[a].dim for a in axes}) < len(axes)
+        ):
+            return None
+        maps = {sym.axes[a].dim or 0: step.axes[a] for a in axes}
+    return replace(matrix, maps=maps)
+
+
+# ------------------------------------------------------------ products
+def products(node: Node, given: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] | None:
+    """The results of one product with differently moved forms of a matrix, None for all others.
+
+    Args:
+        node: the operation.
+        given: by run of the graph, its arguments and its keywords.
+    """
+    operands = _OPERANDS.get(operation_of(node))
+    args, kwargs = given[0]
+    if operands is None or kwargs or not isinstance(args[operands[1]], Matrix):
+        return None
+    signal, matrix, bias = operands
+    summed = 1 if operation_of(node) == "linear" else 0
+    matrices = [args[matrix] for args, _ in given]
+    signals = [args[signal] for args, _ in given]
+    before = [_transposed(m, summed, x) for m, x in zip(matrices, signals, strict=True)]
+    rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in before])
+    first = matrices[0]
+    noted = (rows, first.anchor, first, summed)
+    product = _product(rows, first, summed) if first.note is None else _Noted.apply(*noted)
+    pieces = product.split([x[..., 0].numel() for x in before])
+    results = []
+    for m, x, y, (args, _) in zip(matrices, before, pieces, given, strict=True):
+        y = y.reshape(*x.shape[:-1], -1)
+        if 1 - summed in m.maps:
+            y = m.maps[1 - summed].act(y, _axis(y.ndim - 1, y))
+        has_bias = bias is not None and len(args) > bias and args[bias] is not None
+        results.append(y + args[bias] if has_bias else y)
+    return iter(results)
+
+
+def _product(x: Tensor, matrix: Matrix, summed: int) -> Tensor:
+    if summed == 1:
+        return torch.cat([x @ part.mT for _, part in matrix.parts()], 1)
+    return torch.stack([x[:, rows] @ part for rows, part in matrix.parts()]).sum(0)
+
+
+def _transposed(matrix: Matrix, dim: int, x: Tensor) -> Tensor:
+    """A signal before a matrix whose axis has moved."""
+    axis_map = matrix.maps.get(dim)
+    if axis_map is None:
+        return x
+    for mixing in reversed(axis_map.mixings):
+        is_reflection = mixing.matrices.ndim == 2
+        turned = mixing if is_reflection else Mixing(mixing.positions, mixing.matrices.mT)
+        x = turned.act(x)
+    return axis_map.monomial.map(torch.reciprocal).inverse.act(x, _axis(x.ndim - 1, x), 0, False)
+
+
+def _axis(dim: int, t: Tensor) -> Axis:
+    return Axis("", dim, t.shape[dim], "raw")
+
+
+class _Noted(torch.autograd.Function):
+    """A product with a matrix whose derivatives are noted a few rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, matrix: Matrix, summed: int) -> Tensor:
+        """The product."""
+        ctx.save_for_backward(x)
+        ctx.known = matrix, summed
+        return _product(x, matrix, summed)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        """Note the derivatives of the matrix, and return that of the signal."""
+        (x,) = ctx.saved_tensors
+        matrix, summed = ctx.known
+        outer, inner = (slope, x) if summed == 1 else (x, slope)
+        pieces = []
+        for rows, part in matrix.parts():
+            matrix.note(rows, part, outer[:, rows].mT @ inner)
+            pieces.append(slope[:, rows] @ part if summed == 1 else slope @ part.mT)
+        back = torch.stack(pieces).sum(0) if summed == 1 else torch.cat(pieces, 1)
+        return back, None, None, None
+
+
+class _NotedWhole(torch.autograd.Function):
+    """A whole matrix whose derivatives are noted."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, matrix: Matrix, note: Note) -> Tensor:
+        """The matrix."""
+        ctx.known = matrix, note
+        return matrix.whole()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        """Note its derivatives."""
+        matrix, note = ctx.known
+        for rows, part in matrix.parts():
+            note(rows, part, slope[rows])
+        return None, None, None
