@@ -92,10 +92,8 @@ def trace_graphs(
 ) -> Graphs:
     """Trace a network that is in evaluation mode, in both modes unless these are known as one."""
     evaluation = trace(model, inputs)
-    if has_one_mode:
-        training, used, reason = evaluation, inputs, ""
-    else:
-        training, used, reason = _training_graph(model, inputs)
+    one_mode = evaluation, inputs, ""
+    training, used, reason = one_mode if has_one_mode else _training_graph(model, inputs)
     graphs = [graph for graph in (evaluation, training) if graph is not None]
     mutable = frozenset(name for graph in graphs for name, _ in graph.written)
     if training is None:  # then a training step may change any of them

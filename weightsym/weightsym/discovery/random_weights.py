@@ -40,11 +40,13 @@ class WeightDraw(NamedTuple):
         seed: of the noise.
         noise: on matrices, relative to their size. All other noise is small.
         factors: what parameters are multiplied by, by name.
+        offsets: what is added to parameters, by name.
     """
 
     seed: int = 1
     noise: float = 0.3
     factors: Mapping[str, float] = {}
+    offsets: Mapping[str, Tensor] = {}
 
 
 class RandomWeights:
@@ -126,6 +128,7 @@ class RandomWeights:
             name
             for name, t in tensors.items()
             if t.ndim == 2 and t.numel() >= LARGE and t.is_contiguous()
+            if name not in self.draw.offsets
             if self._size(name, t) < math.inf and name not in self._broken
         )
 
@@ -145,7 +148,8 @@ class RandomWeights:
             noise = self.draw.noise if old.ndim > 1 else 0.3
             new = torch.empty_like(old)
             new = tiled_(torch.add, old, noise * (size or 0.1) * row, new)
-            return new.mul_(self.draw.factors[name]) if name in self.draw.factors else new
+            new = new.mul_(self.draw.factors[name]) if name in self.draw.factors else new
+            return new.add_(self.draw.offsets[name]) if name in self.draw.offsets else new
         small = tiled_(torch.add, torch.zeros_like(old), 0.1 * row)
         return torch.where(old == 0, small, tiled_(torch.mul, old.clone(), (0.3 * row).exp()))
 

@@ -22,7 +22,7 @@ from weightsym.discovery.graph import Graph
 from weightsym.discovery.products import Matrix, Weights, moved_matrix
 from weightsym.discovery.random_weights import RandomWeights, WeightDraw, flipping, perturbing
 from weightsym.discovery.sensitivity import KINDS, OutputMoves, Place, places_of, tensor_at
-from weightsym.discovery.signals import factors_that_keep_signals
+from weightsym.discovery.signals import draw_that_keeps_signals
 from weightsym.discovery.streaming import (
     Call,
     Cast,
@@ -70,8 +70,12 @@ _PERTURBED_ALONE = 32
 """Tensors without derivatives that are perturbed one by one, at most. More count as seen."""
 _FAINT = 1e-3
 """The size of a signal below which functions are straight lines."""
-_REDRAWN = (2, 1.0, 1.0), (3, 1.0, 5.0), (4, 1.0, 1.0), (5, 0.3, 1.0)
-"""Seeds, noise on matrices, and sizes of signals, where the first weights do not show all."""
+_REDRAWN = (
+    *((2, 1.0, 1.0, False), (3, 1.0, 5.0, False), (4, 1.0, 1.0, False), (5, 0.3, 1.0, False)),
+    *((6, 1.0, 1.0, True), (7, 1.0, 8.0, False)),
+)
+"""Seeds, noise on matrices, sizes of signals, and whether biases centre these, where the first
+weights do not show all."""
 _EXACT, _ROUNDING = 1e-12, 1e-5
 """The outputs of most networks in float32 differ by less from those of their graphs."""
 
@@ -129,8 +133,8 @@ def _at_all_draws(
     """
     judged, draw = _at_one_draw(case, sym, custom_rules), case.draw
     unseen, in_part = _unseen(case, judged), _read_in_part(case, judged)
-    for seed, noise, size in _REDRAWN:
-        other = _other_draw(case, sym, seed, noise, size) if unseen or judged.is_faint else None
+    for redrawn in _REDRAWN:
+        other = _other_draw(case, sym, *redrawn) if unseen or judged.is_faint else None
         if other is None:
             continue
         try:
@@ -156,15 +160,14 @@ def _at_one_draw(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
 
 
 def _other_draw(
-    case: _Case, sym: Symmetries, seed: int, noise: float, size: float
+    case: _Case, sym: Symmetries, seed: int, noise: float, size: float, is_centred: bool
 ) -> WeightDraw | None:
     """Weights that keep signals at a size. None where the graph cannot be run."""
     draw = WeightDraw(seed, noise)
     with suppress(Exception):  # as in `_judged_by_graph`
         assert case.graph is not None
         weights = RandomWeights(case.model, sym, draw=draw)
-        factors = factors_that_keep_signals(case.graph, case.inputs, weights, size)
-        return draw._replace(factors=factors)
+        return draw_that_keeps_signals(case.graph, case.inputs, weights, size, is_centred)
     return None
 
 

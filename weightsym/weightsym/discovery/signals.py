@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from weightsym.discovery.dimensions.nodes import is_random, operation_of, writes
 from weightsym.discovery.graph import Graph
-from weightsym.discovery.random_weights import RandomWeights
+from weightsym.discovery.random_weights import RandomWeights, WeightDraw
 from weightsym.discovery.streaming import Cast, called, streamed_outputs
 from weightsym.discovery.unread import MOVES
 from weightsym.networks.forward import Inputs
@@ -35,22 +35,30 @@ _ADDED = 0.2
 _MOST = 1e4
 
 
-def factors_that_keep_signals(
-    graph: Graph, inputs: Inputs, weights: RandomWeights, size: float
-) -> dict[str, float]:
-    """By parameter, the factor after which products of signals and weights have a size."""
-    factors: dict[str, float] = {}
+def draw_that_keeps_signals(
+    graph: Graph, inputs: Inputs, weights: RandomWeights, size: float, is_centred: bool
+) -> WeightDraw:
+    """Rescale weights so that products of signals and weights have a size.
+
+    Args:
+        graph: what the network computes.
+        inputs: what it runs on.
+        weights: to be rescaled.
+        size: of the products.
+        is_centred: whether that is the size of what differs between the rows of a batch, and biases
+            take away what does not. So signals pass functions that are flat at both ends.
+    """
     for _ in range(2):  # the second time, factors of sums and products of weights meet each other
-        measuring = _Measuring(graph, size)
-
-        def read(name: str) -> Tensor:
-            t = weights.read(name)
-            return t.mul_(factors[name]) if name in factors else t
-
-        streamed_outputs(graph, inputs, weights.by_any_name(read), torch.float64, measuring.call)
-        for name, factor in measuring.factors.items():
-            factors[name] = factors.get(name, 1.0) * factor
-    return factors
+        measuring, draw = _Measuring(graph, size, is_centred), weights.draw
+        read = weights.by_any_name(weights.read)
+        streamed_outputs(graph, inputs, read, torch.float64, measuring.call)
+        new = measuring.factors
+        factors = {n: new.get(n, 1.0) * draw.factors.get(n, 1.0) for n in {*new, *draw.factors}}
+        offsets = {n: new.get(n, 1.0) * t for n, t in draw.offsets.items()}
+        for name, offset in measuring.offsets.items():
+            offsets[name] = offset + offsets.get(name, 0.0)
+        weights.draw = draw._replace(factors=factors, offsets=offsets)
+    return weights.draw
 
 
 class _Operand(NamedTuple):
@@ -66,11 +74,15 @@ class _Measuring:
 
     Attributes:
         factors: by parameter.
+        offsets: by bias, what is added to it.
     """
 
-    def __init__(self, graph: Graph, size: float) -> None:
+    def __init__(self, graph: Graph, size: float, is_centred: bool) -> None:
         self.factors: dict[str, float] = {}
-        self._size, self._graph = size, graph
+        self.offsets: dict[str, Tensor] = {}
+        self._size, self._graph, self._is_centred = size, graph, is_centred
+        weights = (s for s in graph.sources.values() if s.kind == "parameter")
+        self._shapes = {source.name: source.tensor.shape for source in weights}
         self._behind: dict[Node, frozenset[str] | None] = {}
         for node in graph.module.graph.nodes:
             self._behind[node] = self._weights_behind(node)
@@ -113,12 +125,26 @@ class _Measuring:
                 each = factor ** (1 / len(operand.names))
                 self.factors |= dict.fromkeys(operand.names if factor != 1 else (), each)
             leaves[operand.place] = leaves[operand.place] * factor
+            whole = tree_leaves(result())[0] if self._is_centred else None
+            if whole is not None and not known and self._is_bias(operand, whole):
+                (name,) = operand.names
+                self.offsets[name] = -whole.mean(tuple(range(whole.ndim - 1)))
+                leaves[operand.place] = leaves[operand.place] + self.offsets[name]
         return result()
+
+    def _is_bias(self, operand: _Operand, whole: Tensor) -> bool:
+        """Tell whether an operand is one parameter that is added along the last dimension."""
+        shapes = {self._shapes.get(name) for name in operand.names}
+        is_one = len(operand.names) == 1 and shapes == {whole.shape[-1:]}
+        return operand.is_added and whole.ndim > 1 and is_one
 
     def _factor(self, operand: _Operand, whole: Any, rest: Any) -> float:
         """What a share of a result must be multiplied by."""
         whole, rest = tree_leaves(whole)[0], tree_leaves(rest)[0]
-        share = _size(whole - rest)
+        share = whole - rest
+        if self._is_centred and not operand.is_added and len(share) > 1:
+            share = share - share.mean(0)
+        share = _size(share)
         wanted = _ADDED * _size(rest) if operand.is_added else self._size
         factor = wanted / share if share else math.nan
         return factor if 1 / _MOST < factor < _MOST else 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weightsym import params as P
 from weightsym.discovery.sensitivity import KINDS, OutputMoves, places_in, places_of
-from weightsym.groups.element import Element, Read, Values
+from weightsym.groups.element import Element, Values
 from weightsym.groups.elements import random_mixings, random_scales, random_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_params
@@ -118,7 +118,7 @@ def _moves(
 ) -> OutputMoves | None:
     """How far the outputs move with the weights at each place. None if there is no derivative."""
 
-    def run(read: Read) -> list[Tensor]:
+    def run(read: Callable[[str], Any]) -> list[Tensor]:
         names = {name: sym.aliases.get(name, name) for name in params}
         return outputs(network, {name: read(first) for name, first in names.items()}, inputs)
 
