@@ -109,7 +109,7 @@ from lightning_bnn.symmetry import align, barrier, match
 
 first, second = params.of(networks[0]), params.of(networks[1])
 matching = match(first, second, symmetries)
-moved = matching.apply(first, symmetries)
+moved = matching.element(first)
 lines = {}
 for text, start in (("as trained", first), ("matched", moved)):
     between = barrier(network, start, second, batches)
@@ -125,7 +125,7 @@ panels = {"two perceptrons": lines}
 stack = params.stack([params.of(one) for one in networks])
 alignment = align(stack, symmetries)
 print("accuracy of each:", *(f"{accuracy(one):.3f}" for one in networks))
-for text, six in (("as trained", stack), ("aligned", alignment.apply(stack, symmetries))):
+for text, six in (("as trained", stack), ("aligned", alignment.element(stack))):
     mean = {name: tensor.mean(0) for name, tensor in six.items()}
     print(f"accuracy of the mean, {text:10s}: {accuracy(network, mean):.3f}")
 
@@ -215,9 +215,9 @@ from lightning_bnn.symmetry import match_all
 sources = {"model": folded[0], "batches": batches, "by": "activations"}
 ways = {
     "as trained": first,
-    "permutations": match(first, second, symmetries).apply(first, symmetries),
-    "all, by weights": match_all(first, second, symmetries).apply(first, symmetries),
-    "all, by activations": match_all(first, second, symmetries, **sources).apply(first, symmetries),
+    "permutations": match(first, second, symmetries).element(first),
+    "all, by weights": match_all(first, second, symmetries).element(first),
+    "all, by activations": match_all(first, second, symmetries, **sources).element(first),
 }
 lines = {}
 for text, start in ways.items():

@@ -139,9 +139,9 @@ def _in_frame(
     movable = {n for n, t in mean.items() if n in names or not is_weight(n, t)}
     sym = _of_movable(isometric(symmetries), movable)
     if sym.linear:
-        element = match_all(mean, reference, sym).as_element(sym)
+        element = match_all(mean, reference, sym).element
     else:
-        element = match(mean, reference, sym, signs=bool(sym.signs)).as_element(sym)
+        element = match(mean, reference, sym, signs=bool(sym.signs)).element
     return transform_gaussian(posterior, element)
 
 

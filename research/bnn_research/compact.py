@@ -123,7 +123,7 @@ class CompactStudy:
             first = {name: t[0] for name, t in stack.items()}
             by_activations = permute(stack, self.symmetries, self.matched(stack, first))
             gaussians[f"{name} q_r"] = DiagonalGaussian.fit(by_activations)
-            jointly = align(stack, self.symmetries).apply(stack, self.symmetries)
+            jointly = align(stack, self.symmetries).element(stack)
             gaussians[f"{name} q_r joint"] = DiagonalGaussian.fit(jointly)
         gaussians["VI"] = vi
         header = ["", "accuracy %", "of the mean %", "agreement", "total variation"]

@@ -91,7 +91,7 @@ def test_matrices_act_one_tensor_at_a_time(name, tmp_path, monkeypatch):
     paths, sym = copies(name, tmp_path, torch.float32, ".safetensors")
     first, *others = (load_file(path) for path in paths)
     found = [match_all(network, first, sym) for network in others]
-    moved = [f.apply(network, sym) for f, network in zip(found, others, strict=True)]
+    moved = [f.element(network) for f, network in zip(found, others, strict=True)]
     wanted = P.weighted_mean(P.stack([first, *moved]))
     monkeypatch.setattr(command, "_LARGE", 0)
     how = ["--network", name, "--input", NETWORKS[name][2], "--method", "mixing"]

@@ -32,7 +32,7 @@ from weightsym import (
 from weightsym import params as P
 from weightsym.forms.balanced_form import balance_spaces, sides
 from weightsym.forms.scales_and_signs import canonical_scales_and_signs
-from weightsym.groups.mixing import remove_shifts
+from weightsym.groups.shift_removal import remove_shifts
 
 KEYS = ("max", "first", "mean", "median", "norm", "outgoing")
 lin = nn.Linear

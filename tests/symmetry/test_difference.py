@@ -174,7 +174,7 @@ def test_a_stream_that_flips_as_a_whole_is_matched_with_signs():
         assert mirror is None or sym.signs[mirror].units == group.units
     moved = element(params, sym)
     found = match(moved, params, sym, signs=True, method="ascent")
-    assert output_error(model, found.apply(moved, sym), params, random_inputs(x)) < 1e-10
+    assert output_error(model, found.element(moved), params, random_inputs(x)) < 1e-10
 
 
 def test_noise_does_not_change_which_signs_are_compared():

@@ -9,10 +9,9 @@ from known_networks import NETWORKS, each
 
 from weightsym import (
     Element,
-    align,
+    compose,
     flip,
-    match,
-    match_all,
+    invert,
     mix,
     permute,
     random_mixings,
@@ -116,17 +115,41 @@ def test_gradients_are_dual(name):
         same(squared, {n: t.square() for n, t in moved.items()})
 
 
-@pytest.mark.parametrize("name", ["attention", "a slice of a weight", "experts, compared"])
-def test_what_is_matched_is_an_element(name):
+@every
+def test_permutations_and_matrices_are_read_off(name):
+    """Those that it was made of, and those of a product and of an inverse."""
     _, _, sym, params = known(name)
-    other = Element.random(sym, seeded(7))(params)
-    stack = P.stack([other, params])
-    results = [match(stack, params, sym, signs=bool(sym.signs)), align(stack, sym)]
-    if sym.linear:
-        results.append(match_all(stack, params, sym))
-    for found in results:
-        same(found.as_element(sym)(stack), found.apply(stack, sym))
-        assert not close(found.as_element(sym)(stack), stack, 1e-3)
+    for members in (None, 3):
+        values, others = (parts(sym, seeded(k), members) for k in (8, 9))
+        g = Element.of_groups(sym, **values)
+        assert all(map(torch.equal, g.permutations, values["permutations"]))
+        assert all(map(torch.allclose, g.matrices, values["matrices"]))
+        rigid = {kind: others[kind] for kind in ("permutations", "matrices")}
+        stack = params if members is None else P.stack([params] * members)
+        for product in (Element.of_groups(sym, **rigid) @ g, g.inverse):
+            orders, matrices = product.permutations, product.matrices
+            again = Element.of_groups(sym, permutations=orders, matrices=matrices)
+            left = again.inverse @ product  # scales, signs and shifts are left
+            assert all(bool((p == torch.arange(p.shape[-1])).all()) for p in left.permutations)
+        same(compose_with_inverse(values["permutations"], sym)(stack), stack)
+
+
+def compose_with_inverse(orders, sym):
+    return Element.of_groups(sym, permutations=compose(orders, invert(orders, sym), sym))
+
+
+@every
+def test_stacks_are_joined_and_parted(name):
+    _, _, sym, params = known(name)
+    g, h = (Element.of_groups(sym, **{**parts(sym, seeded(k), 2), "shifts": None}) for k in (1, 2))
+    one = Element.of_groups(sym, **{**parts(sym, seeded(3)), "shifts": None})
+    joined, stack = Element.joined([g, h, one], [2, 2, 1]), P.stack([params] * 5)
+    expected = [g(P.stack([params] * 2)), h(P.stack([params] * 2)), P.stack([one(params)])]
+    whole = {n: torch.cat([part[n] for part in expected]) for n in params}
+    same(joined(stack), whole)
+    rows = torch.tensor([4, 0, 2])
+    same(joined.of_members(rows)(P.stack([params] * 3)), {n: t[rows] for n, t in whole.items()})
+    same(joined.of_members(3)(params), {n: t[3] for n, t in whole.items()})
 
 
 def test_what_does_not_commute_is_told_apart():

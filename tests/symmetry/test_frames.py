@@ -60,7 +60,7 @@ def in_one_frame(name, mixing, method="joint"):
     sym, stack = networks_of(name)
     more = {"sweeps": 1} if mixing else {}
     found = align(stack, sym, mixing=mixing, method=method, **more)
-    return found, found.apply(stack, sym)
+    return found, found.element(stack)
 
 
 FRAMES = [("mlp", False), ("short stream", False), ("optunet", False), ("rotary heads", True),
@@ -78,7 +78,7 @@ def test_the_joint_frame_is_never_wider_than_none_or_that_of_the_first(name, mix
     names = sym.touched if mixing else Plan(sym).compared
     for given, spread in ((stack, joint.spread[0]), (moved, joint.spread[-1])):
         assert spread_of(given, names) == pytest.approx(spread, rel=1e-5)
-    others = (stack, to_the_first, align(stack, sym).apply(stack, sym))
+    others = (stack, to_the_first, align(stack, sym).element(stack))
     assert all(joint.spread[-1] <= spread_of(s, names) * (1 + 1e-6) for s in others)
     for frame in (moved, to_the_first):  # that of the first network
         rows = [[{n: t[k] for n, t in s.items()} for s in (frame, stack)] for k in (0, 2)]
@@ -97,7 +97,7 @@ def test_permuted_copies_of_one_network_become_equal(signs, sample, monkeypatch)
     sym, generator = discover(model, torch.randn(1, 6).double()), seeded()
     stack = permute(P.stack([P.of(model)] * 5), sym, random_permutations(sym, generator, 5))
     stack = flip(stack, sym, random_signs(sym, generator, 5)) if signs else stack
-    moved = align(stack, sym, signs=signs).apply(stack, sym)
+    moved = align(stack, sym, signs=signs).element(stack)
     assert all(torch.equal(t, t[:1].expand_as(t)) for t in moved.values())
     assert close({n: t[0] for n, t in moved.items()}, {n: t[0] for n, t in stack.items()})
     if not signs:
@@ -111,11 +111,11 @@ def test_permutations_cancel_around_every_cycle_of_an_alignment_but_not_of_pairs
     _, sym, stack = mlps(5)
     members, pairs = P.unstack(stack), list(itertools.permutations(range(5), 2))
     found = align(stack, sym)
-    assert cycle_error({(a, b): found.between(a, b, sym) for a, b in pairs}, sym) == 0
+    assert cycle_error({(a, b): found.between(a, b).permutations for a, b in pairs}, sym) == 0
     one_by_one = {(a, b): match(members[a], members[b], sym) for a, b in pairs}
     assert cycle_error(one_by_one, sym) > 0.1
-    moved = found.apply(stack, sym)
-    there = permute(members[2], sym, found.between(2, 1, sym))
+    moved = found.element(stack)
+    there = permute(members[2], sym, found.between(2, 1).permutations)
     back = permute({n: t[1] for n, t in moved.items()}, sym, invert([p[1] for p in found], sym))
     assert close(back, members[1])
     assert not close(there, members[2])
@@ -128,15 +128,15 @@ def test_a_common_frame_exchanges_experts(name):
     found = align(P.stack(networks), sym)
     assert found.spread[-1] < 0.02 * found.spread[0]
     pairs = itertools.permutations(range(4), 2)
-    assert cycle_error({(a, b): found.between(a, b, sym) for a, b in pairs}, sym) == 0
-    moved = found.apply(P.stack(networks), sym)
+    assert cycle_error({(a, b): found.between(a, b).permutations for a, b in pairs}, sym) == 0
+    moved = found.element(P.stack(networks))
     torch.testing.assert_close(P.apply(model, moved, x), P.apply(model, P.stack(networks), x))
 
 
 def test_stacks_of_which_nothing_moves_or_precision_is_low_and_early_ends(caplog):
     linear = nn.Linear(3, 2)
     sym, stack = discover(linear, torch.randn(1, 3)), P.populate(linear, 3)
-    assert close(align(stack, sym).apply(stack, sym), stack)
+    assert close(align(stack, sym).element(stack), stack)
     _, sym, stack = mlps(3)
     single = align({n: t[:1] for n, t in stack.items()}, sym)
     assert single.spread[-1] == pytest.approx(0, abs=1e-9)

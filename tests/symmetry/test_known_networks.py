@@ -264,12 +264,12 @@ def test_planted_permutations_are_found(network):
         near = noisy(params, sym, generator)
         moved = permute(near, sym, random_permutations(sym, generator))
         apart = distance(near, params, sym.compared)
-        found = match(moved, params, sym).apply(moved, sym)
+        found = match(moved, params, sym).element(moved)
         assert distance(found, params, sym.compared) <= apart * (1 + 1e-9)
         drawn = {n: torch.randn_like(t) if P.is_weight(n, t) else t for n, t in params.items()}
         unlike = tied(drawn | sym.constants, sym)
         other = match(unlike, params, sym)
-        assert distance(other.apply(unlike, sym), params, sym.compared) > 2 * apart
+        assert distance(other.element(unlike), params, sym.compared) > 2 * apart
 
 
 def kernel_dimension(network, *inputs):

@@ -24,14 +24,14 @@ from weightsym import (
 )
 from weightsym import params as P
 from weightsym.matching.channels import distance
+from weightsym.matching.moved import Moved, Recent, gram, inner_products
 from weightsym.matching.sketches import Sketches
-from weightsym.matching.standing import Recent, Standing, gram, inner_products
 
 SETTINGS = {
     "ascent": {"LARGE": 0, "SMALL": 0, "MANY": 2},
     "match": {"LARGE": 0, "SMALL": 0},
     "channels": {"LARGE": 0, "_EXACT": 0},
-    "standing": {"_AT_ONCE": 7, "_KEPT": 200},
+    "moved": {"_AT_ONCE": 7, "_KEPT": 200},
 }
 some = pytest.mark.parametrize("name", map(marked, ORDERED[::6]))
 
@@ -71,14 +71,16 @@ def test_tensors_move_one_by_one_as_the_whole_network_does(name, as_large):
     signs, orders = random_signs(sym, g), random_permutations(sym, g)
     matrices = random_mixings(sym, g)
     whole = mix(permute(flip(params, sym, signs), sym, orders), sym, matrices)
-    for given, lead in ((params, ()), ({n: t[None] for n, t in params.items()}, (1,))):
-        network = Standing(given, sym, [s.expand(*lead, -1) for s in signs])
-        network.permutations = [p.expand(*lead, -1) for p in orders]
-        for k, m in enumerate(matrices):
-            network.mix(k, m.expand(*lead, *m.shape) if lead else m)
-        for n in params:
-            if n not in sym.aliases:
-                assert torch.allclose(network[n].reshape(whole[n].shape), whole[n], atol=1e-6)
+    first = Element.of_groups(sym, signs=signs)
+    then = Element.of_groups(sym, permutations=orders, matrices=matrices)
+    network = Moved(params, first)
+    assert all(torch.allclose(network[n], t) for n, t in flip(params, sym, signs).items())
+    network.move(then)
+    for n in params:
+        assert torch.allclose(network[n], whole[n], atol=1e-6)
+        assert torch.equal(network.stack[n][0], network[n])
+    network.stand(Element(sym))
+    assert all(torch.equal(network[n], t) for n, t in params.items())
     if sym.linear:  # random matrices are never one
         assert furthest(whole, params, sorted(sym.touched)) > 0.01
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from lightning_bnn import models
 from weightsym import (
+    Element,
     Learning,
     average,
     compose,
@@ -41,7 +42,7 @@ from weightsym import params as P
 from weightsym.matching import frank_wolfe as walks
 from weightsym.matching.ascent import Ascent
 from weightsym.matching.frank_wolfe import Objective, frank_wolfe
-from weightsym.matching.matrices import SpaceMap, least_squares, nearest, procrustes
+from weightsym.matching.matrices import least_squares, nearest, procrustes
 from weightsym.matching.plan import Plan
 
 lin = nn.Linear
@@ -241,17 +242,17 @@ def average_of_both(model, x, w, goal, sym):
 
 
 WAYS = {
-    **{m: lambda model, x, w, goal, sym, m=m: match(w, goal, sym, method=m).apply(w, sym)
+    **{m: lambda model, x, w, goal, sym, m=m: match(w, goal, sym, method=m).element(w)
        for m in ("best", "ascent", "frank-wolfe")},
-    "signs": lambda model, x, w, goal, sym: match(w, goal, sym, signs=True).apply(w, sym),
+    "signs": lambda model, x, w, goal, sym: match(w, goal, sym, signs=True).element(w),
     "activations": lambda model, x, w, goal, sym: match(
-        w, goal, sym, method="activations", **by_data(model, x)).apply(w, sym),
-    "learned": lambda *given: learned(*given).apply(given[2], given[-1]),
-    "matrices": lambda model, x, w, goal, sym: match_all(w, goal, sym).apply(w, sym),
+        w, goal, sym, method="activations", **by_data(model, x)).element(w),
+    "learned": lambda *given: learned(*given).element(given[2]),
+    "matrices": lambda model, x, w, goal, sym: match_all(w, goal, sym).element(w),
     "matrices only": lambda model, x, w, goal, sym: match_all(
-        w, goal, sym, permuting=False).apply(w, sym),
+        w, goal, sym, permuting=False).element(w),
     "matrices by activations": lambda model, x, w, goal, sym: match_all(
-        w, goal, sym, by="activations", **by_data(model, x)).apply(w, sym),
+        w, goal, sym, by="activations", **by_data(model, x)).element(w),
     "average": average_of_both,
 }  # fmt: skip
 BRANCHES = ("branches", "summed branches", "deep branches", "branches in a stream")
@@ -350,7 +351,7 @@ def test_resnet18_with_half_its_weights_noise():
     assert sym.log10_permutations == pytest.approx(5934.5, abs=0.05)
     near = noisy(params, 0.5)
     moved = planted(near, sym)
-    assert close(match(moved, params, sym).apply(moved, sym), near)
+    assert close(match(moved, params, sym).element(moved), near)
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -366,7 +367,7 @@ def test_nearly_equal_and_huge_units_come_back_to_their_places(dtype, size, smal
     wide = {n: torch.cat([t[:16], t[:16]]) if n in twice else t for n, t in params.items()}
     wide = {n: size * (t + 1e-5 * t.abs().mean() * torch.randn_like(t)) for n, t in wide.items()}
     moved = planted(wide, sym)
-    assert close(match(moved, wide, sym).apply(moved, sym), wide)
+    assert close(match(moved, wide, sym).element(moved), wide)
     swapped = permute(wide, sym, [torch.arange(32).roll(16), torch.arange(32)])
     assert not close(swapped, wide)
 
@@ -401,11 +402,11 @@ def test_no_network_ends_farther_away_than_permutations_or_nothing_leave_it(name
     sym, pairs = pairs_of(name)
     for a, b in pairs:
         found = match_all(a, b, sym)
-        least = min(apart(a, b, sym), apart(match(a, b, sym).apply(a, sym), b, sym))
+        least = min(apart(a, b, sym), apart(match(a, b, sym).element(a), b, sym))
         assert float(found.before) == pytest.approx(apart(a, b, sym), rel=1e-6)
-        assert float(found.after) == pytest.approx(apart(found.apply(a, sym), b, sym), rel=1e-5)
+        assert float(found.after) == pytest.approx(apart(found.element(a), b, sym), rel=1e-5)
         assert float(found.after) <= least * (1 + 1e-6)
-        mixed = match_all(a, b, sym, permuting=False).apply(a, sym)
+        mixed = match_all(a, b, sym, permuting=False).element(a)
         assert apart(mixed, b, sym) <= apart(a, b, sym) * (1 + 1e-6)
 
 
@@ -424,7 +425,7 @@ def test_tables_count_but_for_the_offset_that_they_share():
     tables = {sym.axes[p.axis].tensor for group in sym.shifts for p in group.placements}
     assert {"embed.weight", "places.weight"} <= tables
     found = match_all(a, b, sym)
-    assert float(found.after) < 0.85 * apart(match(a, b, sym).apply(a, sym), b, sym)
+    assert float(found.after) < 0.85 * apart(match(a, b, sym).element(a), b, sym)
     small = [[0.1 * c for c in random_shifts(sym, seeded(k))] for k in range(2)]
     same = match_all(*(shift(w, sym, c) for w, c in zip((a, b), small, strict=True)), sym)
     for mine, other in zip(found.matrices, same.matrices, strict=True):
@@ -436,7 +437,7 @@ def test_without_matrices_it_is_matching_by_permutations():
     other, goal = P.unstack(stack)
     found = match_all(other, goal, sym)
     assert found.matrices == ()
-    assert furthest(found.apply(other, sym), match(other, goal, sym).apply(other, sym)) == 0
+    assert furthest(found.element(other), match(other, goal, sym).element(other)) == 0
 
 
 def mlps(members, hidden=(14, 13, 12)):
@@ -471,7 +472,7 @@ def test_best_is_never_below_another_method():
     best = found["best"]
     for method in ("ascent", "frank-wolfe"):
         assert bool((best.objective >= found[method].objective - 1e-4).all())
-    moved = best.apply(stack, sym)
+    moved = best.element(stack)
     names = [n for n in goal if n != "7.bias"]
     by_hand = similarity(moved, goal, names)
     torch.testing.assert_close(best.objective.double(), by_hand, rtol=1e-4, atol=0)
@@ -592,8 +593,8 @@ def check(stack, goal, sym, **options):
     together = match(stack, goal, sym, **options)
     for m, member in enumerate(P.unstack(stack)):
         alone = match(member, goal, sym, **options)
-        moves = zip(together.element, alone.element, strict=True)
-        assert all(torch.equal(t[m], a) for t, a in moves)
+        moved, other = together.element.of_members(m)(member), alone.element(member)
+        assert all(torch.equal(moved[n], other[n]) for n in member)
         assert together.method[m] == alone.method
         assert together.objective[m] == pytest.approx(float(alone.objective), rel=1e-12)
     return together
@@ -620,7 +621,8 @@ def test_networks_may_be_matched_in_turns(options, monkeypatch):
     together = check(stack, P.of(model), sym, **options)
     monkeypatch.setattr(sys.modules["weightsym.matching.match"], "_AT_ONCE", 2 * Plan(sym).pairs)
     in_turns = match(stack, P.of(model), sym, **options)
-    assert all(map(torch.equal, together.element, in_turns.element))
+    moved, other = together.element(stack), in_turns.element(stack)
+    assert all(torch.equal(moved[n], other[n]) for n in stack)
     assert torch.equal(together.objective, in_turns.objective)
 
 
@@ -629,7 +631,7 @@ def test_members_are_matched_with_matrices_one_by_one():
     stack = P.stack([planted(params, sym, "matrices", seed) for seed in (1, 2)])
     found = match_all(stack, params, sym, model=model, batches=[x], by="activations")
     assert found.before.shape == found.after.shape == (2,)
-    assert furthest(found.apply(stack, sym), params) < 1e-6
+    assert furthest(found.element(stack), params) < 1e-6
 
 
 def test_with_batches_ascent_from_activations_is_tried_as_well():
@@ -651,9 +653,9 @@ def test_members_settle_by_themselves():
         ascent.climb(seeded(), sweeps)
         scores.append(ascent.score())
         settled.append(ascent.settled)
-        moved = permute(stack, sym, ascent.permutations)
+        moved = ascent.element(stack)
         assert torch.allclose(ascent.score(), similarity(moved, first, plan.compared))
-        assert torch.equal(ascent.permutations[0][0], torch.arange(16))
+        assert torch.equal(ascent.element.permutations[0][0], torch.arange(16))
     assert all(bool((b >= a - 1e-6).all()) for a, b in itertools.pairwise(scores))
     assert bool((scores[-1] > scores[0] + 1e-3).any())
     assert (settled[0], settled[-1]) == (False, True)
@@ -732,6 +734,8 @@ def test_least_squares_over_invertible_matrices_is_what_lbfgs_finds():
 def test_matrices_go_where_permutations_carry_their_channels(name):
     _, _, sym, params = problem(name)
     order, matrices = random_permutations(sym, seeded(2)), random_mixings(sym, seeded(1))
-    later = SpaceMap(sym).carried(matrices, order)
+    mixing = Element.of_groups(sym, matrices=matrices)
+    element = Element.of_groups(sym, permutations=order) @ mixing
     mixed_first = permute(mix(params, sym, matrices), sym, order)
-    assert furthest(mix(permute(params, sym, order), sym, later), mixed_first) < 1e-12
+    again = mix(permute(params, sym, element.permutations), sym, element.matrices)
+    assert furthest(again, mixed_first) < 1e-12

@@ -102,9 +102,9 @@ def test_learning_never_does_worse_than_its_start_and_leaves_everything_alone():
     before = [{n: t.clone() for n, t in w.items()} for w in (model.state_dict(), stack, a)]
     found = match(stack, a, sym, method="learned", **data)
     judged = judge(model, a, batches, settings)
-    after = judged(found.apply(stack, sym))
+    after = judged(found.element(stack))
     starts = (match(stack, a, sym, method=m, **data) for m in ("best", "activations"))
-    least = torch.minimum(*(judged(s.apply(stack, sym)) for s in starts))
+    least = torch.minimum(*(judged(s.element(stack)) for s in starts))
     assert torch.allclose(found.objective, -after)
     assert bool((after <= least).all())
     again = match(stack, a, sym, method="learned", **data)
@@ -126,7 +126,7 @@ def test_learning_reaches_a_midpoint_that_weights_do_not():
     orders = [torch.tensor([pair[g] for pair in every]) for g in range(2)]
     stack = {n: t.expand(len(every), *t.shape) for n, t in b.items()}
     best = -judged(permute(stack, sym, orders)).min()
-    first = -judged(P.stack([match(b, a, sym).apply(b, sym)]))[0]
+    first = -judged(P.stack([match(b, a, sym).element(b)]))[0]
     assert first < found.objective <= best + 1e-12
 
 
@@ -139,13 +139,13 @@ def test_matrices_are_learned_from_a_start_and_keep_the_function():
     judging = parted(batches, 0.25, 0)[1]
 
     def half_way(element):
-        middle = interpolate(element.apply(other, sym), params, 0.5)
+        middle = interpolate(element.element(other), params, 0.5)
         return sum(float(loss(P.apply(model, middle, a), b)) for a, b in judging)
 
     found = learn(learning=Learning(steps=30, every=5))
     assert half_way(found) < half_way(start)
     y = P.apply(model, other, x)
-    torch.testing.assert_close(P.apply(model, found.apply(other, sym), x), y, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(P.apply(model, found.element(other), x), y, rtol=1e-9, atol=1e-10)
     unmoved = learn(learning=Learning(steps=2, rate=1e6))
     assert half_way(unmoved) <= half_way(start) * (1 + 1e-9)
 

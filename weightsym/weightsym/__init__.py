@@ -31,13 +31,20 @@ if TYPE_CHECKING:
     from weightsym.forms.min_mass import MinMass, min_mass
     from weightsym.forms.orders import OrderChange, UnitOrders, order_change, transpositions_between
     from weightsym.forms.sorting import sort_permutations
-    from weightsym.groups.actions import flip, mix, permute, rescale, shift, shift_logits
+    from weightsym.groups.actions import (
+        compose,
+        flip,
+        invert,
+        mix,
+        permute,
+        rescale,
+        shift,
+        shift_logits,
+    )
     from weightsym.groups.element import Element
     from weightsym.groups.elements import (
-        compose,
         identity,
         identity_mixings,
-        invert,
         random_mixings,
         random_permutations,
         random_scales,
@@ -59,10 +66,9 @@ if TYPE_CHECKING:
     from weightsym.matching.align import Alignment, align, average
     from weightsym.matching.difference import Difference, Stage, difference
     from weightsym.matching.interpolation import Barrier, barrier, interpolate
-    from weightsym.matching.learned import Learning, learn_match
+    from weightsym.matching.learned import Learning
     from weightsym.matching.match import MatchResult, match
-    from weightsym.matching.match_all import match_all
-    from weightsym.matching.matrices import FullMatch
+    from weightsym.matching.match_all import FullMatch, learn_match, match_all
     from weightsym.matching.relation import Relation, SharedUnits, relation
     from weightsym.matching.repair import Repaired, repair
     from weightsym.networks.forward import UnsupportedModel

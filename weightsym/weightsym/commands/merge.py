@@ -294,7 +294,7 @@ class _Average:
         whole = join([self.every.member(k) for k in range(len(self.weights))])
         alignment = align(whole, sym, **options)
         print(alignment)
-        self.every = Every(list(unstack(alignment.apply(whole, sym))))
+        self.every = Every(list(unstack(alignment.element(whole))))
 
     def _match_to_the_first(self, sym: Symmetries, mixing: bool, seed: int) -> None:
         """Match large networks in pairs, since a joint frame needs all of them in memory."""
@@ -306,7 +306,7 @@ class _Average:
                 else match(network, first, sym, signs=True, seed=seed)
             )
             print(f"network {k + 2} to the first: {found}")
-            self.every.elements[k + 1] = found.as_element(sym)
+            self.every.elements[k + 1] = found.element
 
     def mean(self) -> Callable[..., Tensor]:
         """Return the average, with statistics of batch norms re-estimated on the data."""

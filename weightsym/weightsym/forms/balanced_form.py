@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.signs import joint_signs
-from weightsym.groups.actions import act
+from weightsym.groups.actions import act, multiply_sides
 from weightsym.groups.elements import identity_mixings
-from weightsym.groups.mixing import multiplied
 from weightsym.groups.placements import Placement, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
@@ -205,7 +204,7 @@ def _balanced(stack: Params, sym: Symmetries, most: int = 500) -> tuple[list[Ten
             if group.rescales:
                 solution = balance_group(stack, sym, group)
                 step, dead[k] = solution.reached, ~solution.full
-                stack = multiplied(stack, sym, group, step, torch.linalg.inv(step).mT)
+                stack = multiply_sides(stack, sym, k, step, torch.linalg.inv(step).mT)
                 total[k] = step @ total[k]
                 moved = max(moved, float((step.mT @ step - _identity(step)).abs().max()))
         if moved < 1e-14:
@@ -241,13 +240,13 @@ def _orientations(stack: Params, sym: Symmetries) -> tuple[list[Tensor], list[Te
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
         if (group := sym.linear[k]).kind in _COMPLEX:
             matrices[k] = _phases(stack, sym, group)
-            stack = multiplied(stack, sym, group, matrices[k], matrices[k])
+            stack = multiply_sides(stack, sym, k, matrices[k], matrices[k])
     flips = [_flips(group) for group in sym.linear]
-    for group in sym.linear:
+    for k, group in enumerate(sym.linear):
         if group.kind == "centred":
             turn = group.directions.mT.to(stack[sym.axes[group.placements[0].axis].tensor])
             turn = turn.expand(1, group.spaces, -1, -1)
-            stack = multiplied(stack, sym, group, turn, turn)
+            stack = multiply_sides(stack, sym, k, turn, turn)
     every = joint_signs(stack, replace(sym, signs=(*sym.signs, *flips)))
     count = len(sym.signs)
     for k, group in enumerate(sym.linear):

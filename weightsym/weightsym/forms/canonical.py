@@ -27,7 +27,7 @@ from weightsym.forms.scales_and_signs import Scaling, canonical_scales_and_signs
 from weightsym.forms.sorting import SortKey, sort_permutations
 from weightsym.groups.actions import act, permute, shift_logits, tied
 from weightsym.groups.element import Element, Values
-from weightsym.groups.mixing import remove_shifts
+from weightsym.groups.shift_removal import remove_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.units import is_other_side, writer
 from weightsym.groups.validation import check_params

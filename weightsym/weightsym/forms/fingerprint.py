@@ -19,7 +19,7 @@ from weightsym.forms.scales_and_signs import unit_norms
 from weightsym.groups.actions import act
 from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.element import Values
-from weightsym.groups.mixing import remove_shifts
+from weightsym.groups.shift_removal import remove_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.networks.randomness import keyed_generator

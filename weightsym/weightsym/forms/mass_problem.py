@@ -24,7 +24,6 @@ from jaxtyping import Float64
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from weightsym.groups.actions import axes_by_tensor
 from weightsym.groups.symmetries import Axis, Symmetries
 from weightsym.groups.validation import check_finite, check_params, check_squares
 from weightsym.networks.devices import kept_on
@@ -350,8 +349,9 @@ def plan(sym: Symmetries) -> tuple[dict[str, Recipe], Tensor]:
     """
     if sym not in _plans:
         table = _Table(sym.scaling_dof)
-        axes = axes_by_tensor(sym, "scalings")
-        recipes = {name: _recipe(sym, name, axes.get(name, []), table) for name in sym.weights}
+        scaled = sym.placements_by_axis("scalings")
+        axes = {n: [a for a in scaled if sym.axes[a].tensor == n] for n in sym.weights}
+        recipes = {name: _recipe(sym, name, axes[name], table) for name in sym.weights}
         _plans[sym] = recipes, table.powers()
     return _plans[sym]
 

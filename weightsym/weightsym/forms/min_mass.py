@@ -25,9 +25,8 @@ from torch import Tensor
 from weightsym.forms.balanced_form import balance_group, balance_spaces, sides
 from weightsym.forms.balancing import minimise, no_worse
 from weightsym.forms.mass_problem import Posynomial, mass_problem
-from weightsym.groups.actions import act
+from weightsym.groups.actions import act, multiply_sides
 from weightsym.groups.elements import identity_mixings
-from weightsym.groups.mixing import multiplied
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import (
     check_element,
@@ -286,7 +285,7 @@ class _Balance:
             group = self.sym.linear[k]
             solution = balance_group(self.moving, self.sym, group)
             matrices = solution.forward, solution.inverse_transpose
-            self._move(multiplied(self.moving, self.sym, group, *matrices))
+            self._move(multiply_sides(self.moving, self.sym, k, *matrices))
             self.total[k] = solution.reached @ self.total[k]
             self.full[k] = self.full[k] & solution.full
             self.attained &= solution.full.all(-1)
@@ -320,7 +319,7 @@ class _Balance:
             near = _near_limit(*sides(stack, self.sym, self.sym.linear[k]))
             total[k] = torch.where(self.full[k][..., None, None], total[k], near)
             inverse = torch.linalg.inv(total[k]).mT
-            stack = multiplied(stack, self.sym, self.sym.linear[k], total[k], inverse)
+            stack = multiply_sides(stack, self.sym, k, total[k], inverse)
         worse = mass_problem(stack, self.sym).value > before * (1 + 1e-12)
         eyes = (torch.eye(t.shape[-1]).to(t).expand_as(t) for t in total)
         total = [

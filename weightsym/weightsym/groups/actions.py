@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from weightsym.groups.axis_maps import AxisMap, Monomial, permute_axis
-from weightsym.groups.element import Element, Kind, Values, axis_factor, axis_index
-from weightsym.groups.symmetries import Axis, Placement, Symmetries
+from weightsym.groups.element import Element, Kind, Values
+from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_element, check_params
 from weightsym.params import Params
 
@@ -24,6 +23,25 @@ def act(params: Params, sym: Symmetries, values: Values) -> Params:
     """
     like = next(iter(params.values()), None)
     return Element.of_values(sym, values, like).on_some(params)
+
+
+def multiply_sides(
+    params: Params, sym: Symmetries, k: int, forward: Tensor, inverse_transpose: Tensor
+) -> Params:
+    """Multiply one side of the spaces of a group by a matrix, the other by a second one.
+
+    Args:
+        params: a network or a stack, or those tensors of it that are there.
+        sym: what `discover` returned.
+        k: index of the group in ``sym.linear``.
+        forward: ``(..., spaces, size, size)``, for the places with exponent 1.
+        inverse_transpose: the same for those with exponent -1.
+    """
+    both = [[m if j == k else None for j in range(len(sym.linear))]
+            for m in (forward, inverse_transpose)]  # fmt: skip
+    values: Values = {"linear": both[0], "duals": both[1]}
+    names = sym.moved_by(sym.linear[k])
+    return Element.of_values(sym, values, forward, names).on_some(params)
 
 
 def _act(params: Params, sym: Symmetries, kind: Kind, values: Sequence[Tensor]) -> Params:
@@ -188,6 +206,48 @@ def shift_logits(
     return act(params, sym, {"logits": [weight] if bias is None else [weight, bias]})
 
 
+# ------------------------------------------------------------ products and inverses
+def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    r"""Permutations that do what ``first`` and then ``second`` do.
+
+    .. math:: r(k) = p(q(k)) \quad \text{for } p \text{ and then } q
+
+    Either may have a member dimension.
+
+    >>> from torch import nn
+    >>> from weightsym import compose, discover
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> compose([torch.tensor([1, 2, 0])], [torch.tensor([1, 0, 2])], sym)
+    [tensor([2, 1, 0])]
+    """
+    both = [Element.of_values(sym, {"permutations": list(p)}) for p in (second, first)]
+    return _orders(both[0] @ both[1], [*first, *second])
+
+
+def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
+    r"""The permutations that undo others, with a member dimension if those have one.
+
+    .. math:: p^{-1}(p(k)) = k
+
+    >>> from torch import nn
+    >>> from weightsym import compose, discover, invert, random_permutations
+    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+    >>> sym = discover(net, torch.randn(8, 2))
+    >>> p = random_permutations(sym)
+    >>> compose(p, invert(p, sym), sym)
+    [tensor([0, 1, 2, 3, 4]), tensor([0, 1, 2, 3])]
+    """
+    element = Element.of_values(sym, {"permutations": list(permutations)})
+    return _orders(element.inverse, permutations)
+
+
+def _orders(element: Element, given: Sequence[Tensor]) -> list[Tensor]:
+    """The permutations of an element, of as many members as there were."""
+    lead = max((p.shape[:-1] for p in given), default=torch.Size())
+    return [p.expand(*lead, -1) for p in element.permutations]
+
+
 def tied(params: Params, sym: Symmetries) -> Params:
     """Give every further name of a tensor what its first name has."""
     again = {n: params[first] for n, first in sym.aliases.items() if n in params}
@@ -197,81 +257,3 @@ def tied(params: Params, sym: Symmetries) -> Params:
 def members_of(params: Params, sym: Symmetries) -> int | None:
     """The number of networks of a stack, or None for one network. Refuses anything else."""
     return len(next(iter(params.values()))) if check_params(params, sym) else None
-
-
-# ------------------------------------------------------------ a part of a network
-def axes_by_tensor(sym: Symmetries, field: Kind) -> dict[str, list[int]]:
-    """The axes of every tensor that one kind of symmetry reaches."""
-    tensors: dict[str, list[int]] = {}
-    for axis in sym.placements_by_axis(field):
-        tensors.setdefault(sym.axes[axis].tensor, []).append(axis)
-    return tensors
-
-
-def reached_axes(sym: Symmetries, kinds: Iterable[Kind]) -> dict[str, dict[int, list[Kind]]]:
-    """By tensor, the axes that factors of some kinds reach, and the kinds that reach each."""
-    axes: dict[str, dict[int, list[Kind]]] = {}
-    for field in kinds:
-        for name, reached in axes_by_tensor(sym, field).items():
-            for axis in reached:
-                axes.setdefault(name, {}).setdefault(axis, []).append(field)
-    return axes
-
-
-def axis_permutation(sym: Symmetries, a: int, permutations: Sequence[Tensor]) -> Tensor:
-    """Old position of every new position on one axis."""
-    places = sym.placements_by_axis("permutations").get(a, ())
-    index = axis_index(sym.axes[a], [(placement, permutations[g]) for g, placement in places])
-    return torch.arange(sym.axes[a].length) if index is None else index
-
-
-def reorder_units(w: Tensor, axis: Axis, orders: Sequence[tuple[Placement, Tensor]]) -> Tensor:
-    """Put the units of some places of one axis of a stack in orders ``(members, units)``."""
-    if len(orders) == 1 and orders[0][0].covers(axis):
-        index = orders[0][1]
-    else:
-        index = torch.arange(axis.length).repeat(len(w), 1)
-        for placement, order in orders:
-            index[:, placement.positions.reshape(-1)] = placement.positions[order].flatten(1)
-    return permute_axis(w, axis, (index if len(w) > 1 else index[0]).to(w.device), 1)
-
-
-def permute_some(params: Params, sym: Symmetries, permutations: Sequence[Tensor]) -> Params:
-    """`permute` for a part of the tensors, such as the buffers of an optimizer."""
-    return act(params, sym, {"permutations": permutations})
-
-
-def multiply(params: Params, sym: Symmetries, factors: Mapping[Kind, Sequence[Tensor]]) -> Params:
-    """Multiply every tensor by the factors of its axes, in one pass per axis."""
-    return act(params, sym, factors)
-
-
-def permuted_tensor(
-    params: Params, sym: Symmetries, name: str, axes: Sequence[int], permutations: Sequence[Tensor]
-) -> Tensor:
-    """One tensor after `permute`, by those of its axes that permutations reach."""
-    w = params[name]
-    for a in sorted(axes, key=lambda a: sym.axes[a].blocks):
-        index = axis_permutation(sym, a, permutations).to(w.device)
-        index = index[0] if len(index) == 1 < index.ndim else index
-        w = permute_axis(w, sym.axes[a], index, w.ndim - len(sym.shapes[name]))
-    return w
-
-
-def multiplied_tensor(
-    w: Tensor,
-    sym: Symmetries,
-    axes: Mapping[int, Sequence[Kind]],
-    factors: Mapping[Kind, Sequence[Tensor]],
-    offset: int = 0,
-) -> Tensor:
-    """One tensor after `multiply`, by those of its axes that factors reach."""
-    for a, kinds in axes.items():
-        pairs = [
-            (p, factors[kind][g].to(w))
-            for kind in kinds
-            for g, p in sym.placements_by_axis(kind)[a]
-        ]
-        factor = axis_factor(sym.axes[a], pairs)
-        w = AxisMap(Monomial(factor=factor)).act(w, sym.axes[a], offset)
-    return w

@@ -83,6 +83,7 @@ def permute_axis(
         offset: the number of leading dimensions.
         owned: whether the memory of the tensor may be written to.
     """
+    index = index[0] if index.ndim == 2 and len(index) == 1 else index
     if axis.dim is None:
         return _select(w.flatten(offset), index, offset).reshape(w.shape)
     if axis.blocks > 1:
@@ -194,12 +195,18 @@ def dual_of(matrices: Tensor) -> Tensor:
 
 
 def merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
-    """Neighbours that mix the same cells as one."""
+    """Those that mix the same cells as one, unless one between them mixes a part of these."""
     result: list[Mixing] = []
     for last in mixings:
-        first = result[-1].dense if result else last
-        if result and torch.equal(first.positions, last.dense.positions):
-            result[-1] = Mixing(first.positions, torch.matmul(last.dense.matrices, first.matrices))
+        for k in reversed(range(len(result))):
+            first = result[k].dense
+            if torch.equal(first.positions, last.dense.positions):
+                product = torch.matmul(last.dense.matrices, first.matrices)
+                result[k] = Mixing(first.positions, product)
+                break
+            if bool(torch.isin(first.positions, last.dense.positions).any()):
+                result.append(last)
+                break
         else:
             result.append(last)
     return tuple(result)
@@ -251,7 +258,7 @@ class AxisMap:
         sizes = [len(t) for t in monomial if t is not None and t.ndim == 2]
         return max([*sizes, *(len(m.matrices) for m in self.mixings if m.matrices.ndim == 4), 0])
 
-    def of_members(self, rows: int | slice) -> AxisMap:
+    def of_members(self, rows: int | slice | Tensor) -> AxisMap:
         """The map of one member or of some."""
         parts = self.tensors.items()
         return self.of_tensors({n: t[rows] if t.ndim > ndim else t for n, (t, ndim) in parts})
@@ -270,6 +277,29 @@ class AxisMap:
                 rows = mixing.act(rows)
             w = from_axis(rows, w, axis, offset)
         return w
+
+
+def joined_maps(maps: Sequence[AxisMap], members: Sequence[int], length: int) -> AxisMap:
+    """One map for the members of several, one after the other.
+
+    Args:
+        maps: of stacks, or of networks, that mix the same cells.
+        members: the number of members of each.
+        length: of the axis.
+    """
+    every = [m.tensors for m in maps]
+    found = {name: pair for tensors in every for name, pair in tensors.items()}
+    stay = {"index": torch.arange(length), "factor": torch.ones(length, dtype=torch.float64)}
+    for name, (t, ndim) in found.items():
+        if name not in stay:
+            one = t if t.ndim == ndim else t[0]
+            stay[name] = one if ndim == 2 else torch.eye(one.shape[-1]).to(one).expand_as(one)
+    parts: dict[str, list[Tensor]] = {name: [] for name in found}
+    for tensors, count in zip(every, members, strict=True):
+        for name, (like, ndim) in found.items():
+            t = tensors[name][0] if name in tensors else stay[name].to(like)
+            parts[name].append(t.expand(count, *t.shape[t.ndim - ndim :]))
+    return AxisMap.of_tensors({name: torch.cat(rows) for name, rows in parts.items()})
 
 
 def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:

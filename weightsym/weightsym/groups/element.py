@@ -8,6 +8,7 @@ with a later shift has two steps.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,16 +26,18 @@ from weightsym.groups.axis_maps import (
     Mixing,
     Monomial,
     dual_of,
+    joined_maps,
     take_along_last,
 )
 from weightsym.groups.elements import (
+    orders_of,
     random_mixings,
     random_permutations,
     random_scales,
     random_shifts,
     random_signs,
 )
-from weightsym.groups.placements import Axis, Placement, Reader
+from weightsym.groups.placements import Axis, LinearGroup, Placement, Reader
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_element, check_params, check_symmetries
 from weightsym.networks.devices import kept_on, widest
@@ -76,16 +79,20 @@ class Step:
     def of(self, sym: Symmetries, name: str, read: Read, owned: bool) -> Tensor:
         """One tensor of the moved network, see `Element.of`."""
         source = self.sources.get(name, name)
-        if isinstance(source, str):
-            w = self._shifted(sym, source, read)
-        else:
+        if not isinstance(source, str):
             w = torch.stack([self._shifted(sym, s, read)[m] for m, s in enumerate(source)])
+        else:
+            w = self._shifted(sym, source, read) if self.adds else read(source)
         acting = [a for a in sym.axes_of.get(name, ()) if a in self.axes]
         offset = w.ndim - len(sym.shapes[name]) if acting else 0
         for a in acting:
             moved = self.axes[a].act(w, sym.axes[a], offset, owned)
             w, owned = moved, owned or moved is not w
         return w
+
+    def moved(self, sym: Symmetries) -> set[str]:
+        """The tensors that change, but for those that shifts change."""
+        return {sym.axes[a].tensor for a in self.axes} | self.sources.keys()
 
     def on(self, sym: Symmetries, tensors: Params) -> Params:
         """Some tensors of the moved network, of which further names have what the first has."""
@@ -95,9 +102,10 @@ class Step:
                 raise ValueError(f"`params` must hold {name!r}: another tensor becomes what it is.")
             return tensors[name]
 
-        first = [sym.aliases.get(name, name) for name in tensors]
-        moved = {name: self.of(sym, name, read, False) for name in dict.fromkeys(first)}
-        return dict(zip(tensors, (moved[name] for name in first), strict=True))
+        first = {n: sym.aliases.get(n, n) for n in tensors}
+        moving = first.values() if self.adds else self.moved(sym)
+        moved = {n: self.of(sym, n, read, False) for n in first.values() if n in moving}
+        return {n: moved[f] if f in moved else tensors[n] for n, f in first.items()}
 
     def _shifted(self, sym: Symmetries, name: str, read: Read) -> Tensor:
         w = read(name)
@@ -115,15 +123,21 @@ class Step:
         """Other factors and matrices in the same places."""
         return replace(self, axes={a: m.map(factors, matrices) for a, m in self.axes.items()})
 
-    def of_members(self, sym: Symmetries, rows: slice) -> Step:
-        """The step for some members of a stack."""
+    def of_members(self, sym: Symmetries, rows: int | slice | Tensor) -> Step:
+        """The step for one member of a stack or for some."""
         constants = self.constants.items()
         return Step(
             {a: m.of_members(rows) for a, m in self.axes.items()},
-            {n: s if isinstance(s, str) else s[rows] for n, s in self.sources.items()},
+            {n: s if isinstance(s, str) else _rows_of(s, rows) for n, s in self.sources.items()},
             {k: value[rows] if value.ndim > 1 else value for k, value in self.shifts.items()},
             {n: t[rows] if t.ndim > len(sym.shapes[n]) else t for n, t in constants},
         )
+
+
+def _rows_of(sources: tuple[str, ...], rows: int | slice | Tensor) -> Sources:
+    if isinstance(rows, Tensor):
+        return tuple(sources[m] for m in rows.tolist())
+    return sources[rows]
 
 
 def _spread_shift(sym: Symmetries, placement: Placement, value: Tensor) -> Tensor:
@@ -153,13 +167,22 @@ def _after(sym: Symmetries, step: Step, first: Step) -> Step:
     """One step that does what two do, of which the later one shifts nothing."""
     names = {*step.sources, *first.sources}
     sources = {n: _source_through(n, step.sources, first.sources) for n in names}
-    axes = {}
-    for a in {*step.axes, *(b for k in first.axes for b in _twins(sym, k))}:
+    axes = dict[int, AxisMap]()
+    concerned = {*step.axes, *(b for k in first.axes for b in _twins(sym, k))}
+    if not step.sources:  # what it does not touch stays
+        moving = {sym.axes[a].tensor for a in step.axes}
+        axes = {a: m for a, m in first.axes.items() if sym.axes[a].tensor not in moving}
+        concerned = {a for a in concerned if sym.axes[a].tensor in moving}
+    for a in concerned:
         old = _at_source(sym, a, step.sources, first.axes)
         old = _block_moved(sym, a, step, old)
         axes[a] = step.axes.get(a, AxisMap()) @ old
     kept = {n: s for n, s in sources.items() if s != n}
     return Step(axes, kept, first.shifts, first.constants)
+
+
+def _of_every_member(source: Sources, count: int) -> tuple[str, ...]:
+    return (source,) * count if isinstance(source, str) else source
 
 
 def _source_through(name: str, later: Mapping[str, Sources], first: Mapping[str, Sources]) -> Any:
@@ -174,16 +197,7 @@ def _twins(sym: Symmetries, a: int) -> list[int]:
     """The axes that may come to the place of one, itself included."""
     axis = sym.axes[a]
     names = sym.exchangeable_tensors.get(axis.tensor, {axis.tensor})
-    return [_twin(sym, a, name) for name in names]
-
-
-def _twin(sym: Symmetries, a: int, name: str) -> int:
-    """The axis of another tensor that is what one axis is of its own."""
-    axis = sym.axes[a]
-    if axis.tensor == name:
-        return a
-    like = (axis.dim, axis.blocks)
-    return next(k for k in sym.axes_of[name] if (sym.axes[k].dim, sym.axes[k].blocks) == like)
+    return [sym.twin(a, name) for name in names]
 
 
 def _at_source(
@@ -192,27 +206,16 @@ def _at_source(
     """The map of the axis that comes to the place of one."""
     source = sources.get(sym.axes[a].tensor, sym.axes[a].tensor)
     if isinstance(source, str):
-        return axes.get(_twin(sym, a, source), AxisMap())
-    return _stacked([axes.get(_twin(sym, a, s), AxisMap()) for s in source], sym.axes[a].length)
-
-
-def _stacked(maps: Sequence[AxisMap], length: int) -> AxisMap:
-    """One map, whose member m is that of the m-th."""
-    stay = {"index": torch.arange(length), "factor": torch.ones(length, dtype=torch.float64)}
-    every = [m.of_members(k).tensors for k, m in enumerate(maps)]
-    names = dict.fromkeys(name for tensors in every for name in tensors)
-    return AxisMap.of_tensors(
-        {n: torch.stack([t[n][0] if n in t else stay[n] for t in every]) for n in names}
-    )
+        return axes.get(sym.twin(a, source), AxisMap())
+    maps = [axes.get(sym.twin(a, s), AxisMap()) for s in source]
+    each = [m.of_members(slice(k, k + 1)) for k, m in enumerate(maps)]
+    return joined_maps(each, [1] * len(each), sym.axes[a].length)
 
 
 def _block_moved(sym: Symmetries, a: int, step: Step, old: AxisMap) -> AxisMap:
     """What a map of columns becomes when the rows that see them move in blocks."""
-    axis = sym.axes[a]
-    rows = next((k for k in sym.axes_of[axis.tensor] if sym.axes[k].dim == 0), None)
-    if axis.blocks == 1 or rows is None or sym.axes[rows].blocks > 1:
-        return old
-    moving = step.axes.get(rows, AxisMap()).monomial.index
+    axis, rows = sym.axes[a], sym.rows_of_blocks(a)
+    moving = None if rows is None else step.axes.get(rows, AxisMap()).monomial.index
     if moving is None:
         return old
     each = moving.shape[-1] // axis.blocks
@@ -382,6 +385,16 @@ class Element:
         """The number of networks that it moves in different ways, 0 if it moves all alike."""
         return max((m.members for step in self.steps for m in step.axes.values()), default=0)
 
+    @cached_property
+    def mixes(self) -> bool:
+        """True if matrices mix channels."""
+        return any(m.mixings for step in self.steps for m in step.axes.values())
+
+    @cached_property
+    def moving(self) -> frozenset[str]:
+        """The tensors that change, but for those that shifts change."""
+        return frozenset(n for step in self.steps for n in step.moved(self.sym))
+
     def on_some(self, tensors: Params) -> Params:
         """What it makes of a part of the tensors, such as the gradients of weights alone.
 
@@ -416,10 +429,71 @@ class Element:
         if name not in self.sym.shapes:
             examples = ", ".join(list(self.sym.shapes)[:3])
             raise ValueError(f"The network has no tensor {name!r}; it has {examples}, ...")
-        some = Element(self.sym, tuple(step.of_members(self.sym, rows) for step in self.steps))
+        some = self.of_members(rows)
         if some.members not in (0, len(values)):
             raise ValueError(f"`values` holds {len(values)} networks, `rows` are {some.members}.")
         return some.on_some({name: values})[name]
+
+    # -------------------------------------------------------- members
+    def of_members(self, rows: int | slice | Tensor) -> Element:
+        """The element of one member of a stack, or of some.
+
+        Args:
+            rows: which members these are.
+        """
+        return Element(self.sym, tuple(step.of_members(self.sym, rows) for step in self.steps))
+
+    @classmethod
+    def joined(cls, elements: Sequence[Element], members: Sequence[int]) -> Element:
+        """One element for several stacks, or networks, one after the other.
+
+        Args:
+            elements: of each, without shifts.
+            members: the number of networks of each.
+        """
+        sym, steps = elements[0].sym, [element.without_shifts for element in elements]
+        axes = {
+            a: joined_maps([s.axes.get(a, AxisMap()) for s in steps], members, sym.axes[a].length)
+            for a in dict.fromkeys(a for step in steps for a in step.axes)
+        }
+        sources = {
+            n: tuple(
+                each
+                for step, count in zip(steps, members, strict=True)
+                for each in _of_every_member(step.sources.get(n, n), count)
+            )
+            for n in dict.fromkeys(n for step in steps for n in step.sources)
+        }
+        return cls(sym, (Step(axes, sources),))
+
+    # -------------------------------------------------------- parts
+    @cached_property
+    def without_shifts(self) -> Step:
+        """What it does to axes, in one step."""
+        steps = [replace(step, shifts={}, constants={}) for step in self.steps] or [Step()]
+        return functools.reduce(lambda first, step: _after(self.sym, step, first), steps)
+
+    @cached_property
+    def permutations(self) -> tuple[Tensor, ...]:
+        """By group of permutations the order of its units, as in `permute`."""
+        step = self.without_shifts
+        orders = orders_of(self.sym, step.axes, step.sources, max(1, self.members))
+        return tuple(order if self.members else order[0] for order in orders)
+
+    @cached_property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """By group of matrices those that mix channels after all have moved, as in `mix`."""
+        return tuple(self.matrices_of(k) for k in range(len(self.sym.linear)))
+
+    def matrices_of(self, k: int) -> Tensor:
+        """The matrices of one group.
+
+        Args:
+            k: index of the group in ``sym.linear``.
+        """
+        group = self.sym.linear[k]
+        axis = group.placements[0].axis
+        return _matrices_at(group, self.without_shifts.axes.get(axis, AxisMap()))
 
     # -------------------------------------------------------- algebra
     def __matmul__(self, first: Element) -> Element:
@@ -585,15 +659,16 @@ class _Given:
         index = self._index(a, source) if "permutations" in values else None
         pairs = [pair for kind in FACTORS if kind in values for pair in self.at(kind, a)]
         mixings = (mixing_at(*pair) for pair in self.at("linear", a)) if "linear" in values else ()
-        return AxisMap(Monomial(index, axis_factor(axis, pairs)), tuple(mixings))
+        factor = axis_factor(axis, pairs) if pairs else None
+        return AxisMap(Monomial(index, factor), tuple(mixings))
 
     def _index(self, a: int, source: Sources) -> Tensor | None:
         """Old position of every new one, in the tensor that comes to the place of an axis."""
         axis = self.sym.axes[a]
         if isinstance(source, str):
-            index = axis_index(axis, self.at("permutations", _twin(self.sym, a, source)))
+            index = axis_index(axis, self.at("permutations", self.sym.twin(a, source)))
         else:
-            each = enumerate(self.at("permutations", _twin(self.sym, a, s)) for s in source)
+            each = enumerate(self.at("permutations", self.sym.twin(a, s)) for s in source)
             of_members = [
                 axis_index(axis, [(p, v if v.ndim == 1 else v[m]) for p, v in pairs])
                 for m, pairs in each
@@ -679,6 +754,22 @@ def mixing_at(placement: Placement, matrices: Tensor) -> Mixing:
     cells = kept_on(placement.positions, matrices.device).movedim(-1, 1)
     each = matrices.repeat_interleave(repeats, 0 if matrices.ndim == 2 else -3)
     return Mixing(cells.reshape(spaces * repeats, size), each if repeats > 1 else matrices)
+
+
+def _matrices_at(group: LinearGroup, axis_map: AxisMap) -> Tensor:
+    """The matrices of a group, from what happens to the axis of its first place."""
+    dense = [mixing.dense for mixing in axis_map.mixings]
+    if any(mixing.positions.ndim == 3 for mixing in dense):
+        members = range(axis_map.members)
+        return torch.stack([_matrices_at(group, axis_map.of_members(m)) for m in members])
+    positions, order = group.placements[0].positions[..., 0].sort(-1)
+    back = order.argsort(-1)
+    for there, matrices in ((m.positions.cpu(), m.matrices) for m in dense):
+        cell = torch.searchsorted(there[:, 0].contiguous(), positions[:, 0].contiguous())
+        if torch.equal(there[cell.clamp_max(len(there) - 1)], positions):
+            own = matrices[..., cell[:, None, None], back[:, :, None], back[:, None, :]]
+            return own if group.placements[0].exponent == 1 else dual_of(own)
+    return torch.eye(group.size, dtype=torch.float64).repeat(group.spaces, 1, 1)
 
 
 # ------------------------------------------------------------ files

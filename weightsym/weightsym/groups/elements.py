@@ -1,14 +1,15 @@
-"""Parts of elements, by kind of group: the identity, random ones, and products of permutations."""
+"""Parts of elements, by kind of group: the identity, random ones, and the orders of an element."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from weightsym.groups.axis_maps import take_along_last
-from weightsym.groups.placements import LinearGroup, complex_matrices
+from weightsym.groups.axis_maps import AxisMap
+from weightsym.groups.placements import LinearGroup, Placement, complex_matrices
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_symmetries
 from weightsym.params import Params
@@ -187,91 +188,125 @@ def random_shifts(
     ]
 
 
-# ------------------------------------------------------------ products and inverses
-def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    r"""One element that does what ``first`` and then ``second`` do.
+# ------------------------------------------------------------ orders of an element
+Axes = Mapping[int, AxisMap]
+Sources = Mapping[str, str | tuple[str, ...]]
 
-    .. math:: r(k) = p(q(k)) \quad \text{for } p \text{ and then } q
 
-    Either may have a member dimension.
+def orders_of(sym: Symmetries, axes: Axes, sources: Sources, members: int) -> list[Tensor]:
+    """By group the order of its units ``(members, units)``, read off what happens to axes.
 
-    >>> from torch import nn
-    >>> from weightsym import compose, discover
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> sym = discover(net, torch.randn(8, 2))
-    >>> compose([torch.tensor([1, 2, 0])], [torch.tensor([1, 0, 2])], sym)
-    [tensor([2, 1, 0])]
+    What stands in the places of a group may come from another one, if blocks have moved: the unit
+    at a place tells which, and the order is that of the group where it comes from.
+
+    Args:
+        sym: what `discover` returned.
+        axes: what happens to each.
+        sources: by name the tensor that comes to its place.
+        members: the number of networks.
     """
-    return _by_member(_compose, sym, first, second)
+    orders = [torch.arange(g.units).repeat(members, 1) for g in sym.permutations]
+    for together in _exchangeable_groups(sym):
+        owners = _Owners(sym, axes, sources, together)
+        for g in together if owners.moved else ():
+            groups, units = owners.standing(g, members)
+            for k in groups.unique().tolist():
+                rows = groups == k
+                orders[k][rows] = units[rows]
+    return orders
 
 
-def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    r"""The element that undoes another one, with a member dimension if that has one.
+def _exchangeable_groups(sym: Symmetries) -> list[list[int]]:
+    """All groups, those together that blocks carry to each other's places."""
+    together = {g: [g] for g in range(len(sym.permutations))}
 
-    .. math:: p^{-1}(p(k)) = k
+    def join(groups: Sequence[int]) -> None:
+        every = list(dict.fromkeys(g for k in groups for g in together[k]))
+        together.update(dict.fromkeys(every, every))
 
-    >>> from torch import nn
-    >>> from weightsym import compose, discover, invert, random_permutations
-    >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
-    >>> sym = discover(net, torch.randn(8, 2))
-    >>> p = random_permutations(sym)
-    >>> compose(p, invert(p, sym), sym)
-    [tensor([0, 1, 2, 3, 4]), tensor([0, 1, 2, 3])]
-    """
-    return _by_member(_invert, sym, permutations)
+    for b in reversed(range(len(sym.permutations))):  # larger blocks first
+        for rows in zip(*(sym.permutations[c].inner for c in together[b]), strict=True):
+            join([g for row in rows for g in row])
+    return list({id(groups): groups for groups in together.values()}.values())
 
 
-def _by_member(
-    act: Callable[..., list[Tensor]], sym: Symmetries, *elements: Sequence[Tensor]
-) -> list[Tensor]:
-    """The result for every member by itself, where blocks carry groups that differ by member."""
-    members = next((len(p) for element in elements for p in element if p.ndim == 2), None)
-    if members is None or not homes(sym):
-        return act(sym, *elements)
-    each = ([[p[m] if p.ndim == 2 else p for p in e] for e in elements] for m in range(members))
-    every = [act(sym, *of_member) for of_member in each]
-    return [torch.stack(rows) for rows in zip(*every, strict=True)]
+class _Owners:
+    """The units of some groups, by their places before an element has moved them."""
 
+    def __init__(
+        self, sym: Symmetries, axes: Axes, sources: Sources, groups: Sequence[int]
+    ) -> None:
+        self.sym, self.axes, self.sources, self.groups = sym, axes, sources, groups
+        first = sym.permutations[groups[0]]
+        self.whole = bool(first.tensors)  # units are tensors that change places
+        every = range(len(first.placements))
+        self.number = next((i for i in every if not first.placements[i].meets_itself), 0)
 
-def _compose(sym: Symmetries, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
-    inside = homes(sym)
-    result: list[Tensor] = list(first)
-    for g, after in enumerate(second):
-        standing = standing_at(g, first, sym, inside)
-        result[standing] = take_along_last(first[standing], after)
-    return result
+    @property
+    def moved(self) -> bool:
+        """False if nothing has moved where the units are."""
+        if self.sources or self.whole:
+            return bool(self.sources)
+        places = (self._place(g).axis for g in self.groups)
+        return any(self._origins(a) is not None for a in dict.fromkeys(places))
 
+    def standing(self, group: int, members: int) -> tuple[Tensor, Tensor]:
+        """The group that stands in the places of one, and its units there, of every member."""
+        if self.whole:
+            row = self.sym.permutations[group].tensors[0]
+            pairs = [
+                [self._of_tensors[self._source(name, m)] for name in row] for m in range(members)
+            ]
+            every = torch.tensor(pairs)
+            return every[:, 0, 0], every[..., 1]
+        place = self._place(group)
+        name, positions = self.sym.axes[place.axis].tensor, place.positions[:, 0]
+        index = self._origins(place.axis)
+        there = positions if index is None else index[..., positions]
+        there = there.expand(members, -1)
+        source = self.sources.get(name, name)
+        if isinstance(source, str):
+            every = self._table(self.sym.twin(place.axis, source))[there]
+        else:
+            axes = (self.sym.twin(place.axis, s) for s in source)
+            every = torch.stack([self._table(a)[p] for a, p in zip(axes, there, strict=True)])
+        return every[:, 0, 0], every[..., 1]
 
-def _invert(sym: Symmetries, permutations: Sequence[Tensor]) -> list[Tensor]:
-    inside = homes(sym)
-    return [
-        permutations[standing_at(g, permutations, sym, inside)].argsort(-1)
-        for g in range(len(permutations))
-    ]
+    def _source(self, name: str, member: int) -> str:
+        source = self.sources.get(name, name)
+        return source if isinstance(source, str) else source[member]
 
+    def _place(self, group: int) -> Placement:
+        return self.sym.permutations[group].placements[self.number]
 
-def homes(sym: Symmetries) -> dict[int, tuple[int, int, int]]:
-    """Of every group inside a block: the group of blocks, its row there, the block."""
-    return {
-        member: (g, k, slot)
-        for g, group in enumerate(sym.permutations)
-        for k, row in enumerate(group.inner)
-        for slot, member in enumerate(row)
-    }
+    @cached_property
+    def _of_tensors(self) -> dict[str, tuple[int, int]]:
+        rows = [(g, row) for g in self.groups for row in self.sym.permutations[g].tensors]
+        return {name: (g, unit) for g, row in rows for unit, name in enumerate(row)}
 
+    def _table(self, axis: int) -> Tensor:
+        """Group and unit of every position of an axis."""
+        table = torch.full((self.sym.axes[axis].length, 2), -1)
+        for g in self.groups:
+            places = self.sym.permutations[g].placements
+            first = places[: self.number + 1]  # its own place counts where several meet
+            for place in (p for p in (*places, *first) if p.axis == axis):
+                units = torch.arange(len(place.positions))[:, None].expand(place.positions.shape)
+                table[place.positions] = torch.stack([torch.full_like(units, g), units], -1)
+        return table
 
-def standing_at(
-    group: int,
-    permutations: Sequence[Tensor],
-    sym: Symmetries,
-    inside: dict[int, tuple[int, int, int]],
-) -> int:
-    """The group whose units stand in the places of another one after blocks have moved.
+    def _origins(self, a: int) -> Tensor | None:
+        """Old position of every new position of an axis, with the blocks that its rows move."""
+        index = self._index(a)
+        axis, rows = self.sym.axes[a], self.sym.rows_of_blocks(a)
+        moving = None if rows is None else self._index(rows)
+        if moving is None:
+            return index
+        each = moving.shape[-1] // axis.blocks
+        block = moving[..., ::each].div(each, rounding_mode="floor")
+        inside = torch.arange(axis.length) if index is None else index
+        return block.repeat_interleave(axis.size, -1) * axis.size + inside % axis.size
 
-    ``inside`` is what `homes` returns.
-    """
-    if group not in inside:
-        return group
-    home, row, slot = inside[group]
-    blocks = standing_at(home, permutations, sym, inside)
-    return sym.permutations[blocks].inner[row][int(permutations[blocks][slot])]
+    def _index(self, a: int) -> Tensor | None:
+        index = self.axes[a].monomial.index if a in self.axes else None
+        return None if index is None else index.cpu()

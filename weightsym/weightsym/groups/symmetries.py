@@ -264,6 +264,12 @@ class Symmetries:
         statistics = {axis.tensor for axis in self.axes if axis.role in ("mean", "variance")}
         return self.touched - statistics
 
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The tensors that hold real numbers: weights and biases."""
+        biases = {axis.tensor for axis in self.axes if axis.role == "bias"}
+        return tuple(n for n in self.shapes if n in {*self.weights, *biases})
+
     def moved_by(self, group: Group | LinearGroup | ShiftGroup) -> frozenset[str]:
         """The tensors that a group moves."""
         rows = group.tensors if isinstance(group, PermutationGroup) else ()
@@ -281,6 +287,21 @@ class Symmetries:
     def first_twin(self, name: str) -> str:
         """The first of all tensors that may change places with one."""
         return min(self.exchangeable_tensors.get(name, {name}))
+
+    def twin(self, axis: int, name: str) -> int:
+        """The axis of another tensor that is what one axis is of its own."""
+        own = self.axes[axis]
+        if own.tensor == name:
+            return axis
+        every = ((k, self.axes[k]) for k in self.axes_of[name])
+        return next(k for k, a in every if (a.dim, a.blocks) == (own.dim, own.blocks))
+
+    def rows_of_blocks(self, axis: int) -> int | None:
+        """The axis whose blocks of rows carry along what an axis with blocks counts."""
+        if self.axes[axis].blocks == 1:
+            return None
+        every = ((k, self.axes[k]) for k in self.axes_of[self.axes[axis].tensor])
+        return next((k for k, a in every if a.dim == 0 and a.blocks == 1), None)
 
     def placements_by_axis(self, group_type: str) -> dict[int, list[tuple[int, Any]]]:
         """For each axis the (group, placement) pairs of one kind of groups, as they act."""

@@ -61,8 +61,7 @@ def check_symmetries(sym: Symmetries) -> None:
 
 def _check_numbers(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
     """Weights are real numbers, in memory and all there: integers would be rounded."""
-    biases = {axis.tensor for axis in sym.axes if axis.role == "bias"}
-    for tensor in (n for n in sym.shapes if n in params and (n in sym.weights or n in biases)):
+    for tensor in (n for n in sym.numbers if n in params):
         w = params[tensor]
         if not w.is_floating_point() or w.is_meta or w.layout != torch.strided:
             description = "no numbers (meta device)" if w.is_meta else f"{w.dtype} ({w.layout})"

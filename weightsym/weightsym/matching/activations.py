@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Placement, Symmetries
 from weightsym.groups.units import WRITES
 from weightsym.groups.validation import check_one_network, check_params
@@ -213,10 +214,10 @@ def _with_shared_heads(
         "weights order these heads and what is inside of them."
     )
     ascent = Ascent(plan, params, reference)
-    ascent.stand(orders)
+    ascent.stand(Element.of_values(plan.sym, {"permutations": orders}))
     still = set(range(len(orders))) - moving
     ascent.climb(torch.Generator().manual_seed(0), _SWEEPS, chosen, still)
-    return list(ascent.permutations)
+    return [p.expand(ascent.members, -1) for p in ascent.element.permutations]
 
 
 # ------------------------------------------------------------ what goes through linear maps

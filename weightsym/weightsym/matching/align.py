@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from weightsym.arguments import check_count
-from weightsym.groups.elements import compose, identity, identity_mixings, invert
+from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_finite, check_one_network, check_params, check_squares
 from weightsym.matching.activations import inputs_of
@@ -23,13 +23,7 @@ from weightsym.matching.ascent import Ascent
 from weightsym.matching.channels import ChannelView, distance
 from weightsym.matching.match import Moves, match
 from weightsym.matching.match_all import Pair, match_all
-from weightsym.matching.matrices import (
-    Element,
-    SpaceMap,
-    isometric,
-    moved,
-    together,
-)
+from weightsym.matching.matrices import SpaceMap, isometric
 from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
@@ -49,11 +43,14 @@ _SAMPLE = 256
 """Networks whose frame a larger stack begins with, to end when a sweep gains little."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Alignment(Moves):
-    """The sequence of permutations that bring all networks of a stack into a common frame.
+    """An element that brings all networks of a stack into a common frame, that of the first.
+
+    It is itself the sequence of its permutations.
 
     Attributes:
+        element: ``found.element(stack)`` are the networks in their frame.
         spread: after every sweep, the sum of squared distances of the networks to their mean, over
             the tensors that permutations (with matrices: any symmetries) reach; first as they were
             given.
@@ -61,26 +58,27 @@ class Alignment(Moves):
 
     >>> from weightsym import params as P
     >>> from torch import nn
-    >>> from weightsym import align, compose, discover
+    >>> from weightsym import align, discover
     >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
     >>> sym, stack = discover(net, torch.randn(8, 2)), P.populate(net, 3)
     >>> found = align(stack, sym)
     >>> found.spread[-1] < found.spread[0], found[0].shape
     (True, torch.Size([3, 5]))
-    >>> compose(found.between(1, 2, sym), found.between(2, 1, sym), sym)
-    [tensor([0, 1, 2, 3, 4])]
+    >>> (found.between(1, 2) @ found.between(2, 1)).permutations
+    (tensor([0, 1, 2, 3, 4]),)
     """
 
     spread: tuple[float, ...]
     method: AlignMethod
 
-    def between(self, a: int, b: int, sym: Symmetries) -> list[Tensor]:
-        """Permutations that bring network ``a`` into the frame of network ``b``.
+    def between(self, a: int, b: int) -> Element:
+        """The element that brings network ``a`` into the frame of network ``b``.
 
-        Flips and matrices are left out.
+        Args:
+            a: number of the network that moves.
+            b: number of the other one.
         """
-        to_common = [p[a] for p in self.permutations]
-        return compose(to_common, invert([p[b] for p in self.permutations], sym), sym)
+        return self.element.of_members(b).inverse @ self.element.of_members(a)
 
     def __str__(self) -> str:
         """The method and what it does to the spread."""
@@ -134,7 +132,7 @@ def align(
     >>> net = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1))
     >>> sym, w = discover(net, torch.randn(8, 2)), P.of(net)
     >>> copies = permute(P.stack([w] * 4), sym, random_permutations(sym, members=4))
-    >>> together = align(copies, sym).apply(copies, sym)
+    >>> together = align(copies, sym).element(copies)
     >>> all(torch.equal(t[0], t[k]) for t in together.values() for k in range(4))
     True
     """
@@ -145,23 +143,20 @@ def align(
     check_squares(stack, "stack", plan_of(sym).compared)
     starts = _starts(stack, sym, method, signs, sweeps, seed, counts)
     rounds = sweeps if method == "joint" else 0
-    frames = [_ByPermutations(stack, sym, start, counts) for start in starts]
+    frames = [_ByPermutations(stack, sym, start, signs, counts) for start in starts]
     for frame in frames:
         frame.run(rounds, seed)
     best = min(frames, key=lambda frame: frame.spread[-1])
-    element, groups = best.element(), len(sym.permutations)
-    permutations, flips = element[:groups], element[groups:]
-    permutations = compose(permutations, invert([p[0] for p in permutations], sym), sym)
-    flips = _as_the_first(permutations, flips, sym) if signs else flips
+    element = _as_the_first(best.element)
     if not (mixing and sym.linear):
         spread = distance_to_mean(stack, plan_of(sym).compared, counts)
-        return Alignment(
-            permutations=tuple(permutations),
-            signs=tuple(flips) if signs else None,
-            spread=(spread, *best.spread),
-            method=method,
-        )
-    return _with_matrices(stack, sym, permutations, method, rounds, seed, counts)
+        return Alignment(element, (spread, *best.spread), method)
+    return _with_matrices(stack, sym, element, method, rounds, seed, counts)
+
+
+def _as_the_first(element: Element) -> Element:
+    """The same frame, turned to where the first network is."""
+    return element.of_members(0).inverse @ element
 
 
 def _check(
@@ -190,7 +185,7 @@ def _starts(
     sweeps: int,
     seed: int,
     counts: Tensor,
-) -> list[list[Tensor]]:
+) -> list[Element]:
     """Elements for all networks: matched to the first and as they are, or matched to a sample."""
     weighty = counts.nonzero().flatten()
     if method == "joint" and len(weighty) > _SAMPLE:
@@ -198,13 +193,12 @@ def _starts(
         some = {n: t[rows.to(t.device)] for n, t in stack.items()}
         how: dict[str, Any] = {"signs": signs, "sweeps": sweeps, "seed": seed}
         how["weights"] = counts[rows]
-        mean = weighted_mean(align(some, sym, **how).apply(some, sym), counts[rows])
+        mean = weighted_mean(align(some, sym, **how).element(some), counts[rows])
         return [match(stack, mean, sym, method="ascent", signs=signs, seed=seed).element]
     first = {n: t[0] for n, t in stack.items()}
     starts = [match(stack, first, sym, signs=signs, seed=seed).element]
     if method == "joint":
-        flips = [torch.ones(len(counts), g.units) for g in sym.signs] if signs else []
-        starts.append([p.repeat(len(counts), 1) for p in identity(sym)] + flips)
+        starts.append(Element(sym))
     return starts
 
 
@@ -278,18 +272,18 @@ class _ByPermutations(_Frame):
     """Networks that move by permutations and flips."""
 
     def __init__(
-        self, stack: Params, sym: Symmetries, start: Sequence[Tensor], counts: Tensor
+        self, stack: Params, sym: Symmetries, start: Element, signs: bool, counts: Tensor
     ) -> None:
-        plan, groups = plan_of(sym), len(sym.permutations)
+        plan = plan_of(sym)
         nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
         self.still = _STILL if len(counts) > _SAMPLE else 0.0
         size = 1 if plan.branches else math.ceil(len(counts) / _PARTS)
         parts = [slice(k, k + size) for k in range(0, len(counts), size)]
         self.ascents = list[Ascent]()
         for rows in parts:
-            some, moving = {n: t[rows] for n, t in stack.items()}, [e[rows] for e in start]
-            self.ascents.append(Ascent(plan, some, nothing, moving[groups:] or None))
-            self.ascents[-1].stand(moving[:groups])
+            some = {n: t[rows] for n, t in stack.items()}
+            self.ascents.append(Ascent(plan, some, nothing, signs))
+            self.ascents[-1].stand(start.of_members(rows))
         current = {n: torch.cat([a.current[n] for a in self.ascents]) for n in plan.compared}
         super().__init__(current, counts, parts)
 
@@ -299,12 +293,13 @@ class _ByPermutations(_Frame):
         ascent.look_at(others)
         ascent.climb(self.generator, _SWEEPS)
         ascent.exchange(self.generator, _SWEEPS)
-        same = all(a is b or torch.equal(a, b) for a, b in zip(before, ascent.element, strict=True))
-        return None if same else {n: ascent.current[n] for n in self.standing}
+        still = ascent.element is before
+        return None if still else {n: ascent.current[n] for n in self.standing}
 
-    def element(self) -> list[Tensor]:
-        """Permutations and signs of all networks."""
-        return [torch.cat(rows) for rows in zip(*(a.element for a in self.ascents), strict=True)]
+    @property
+    def element(self) -> Element:
+        """What has moved all networks."""
+        return Element.joined([a.element for a in self.ascents], [a.members for a in self.ascents])
 
 
 class _ByMatrices(_Frame):
@@ -322,15 +317,15 @@ class _ByMatrices(_Frame):
             {n: t.double() if n in sym.touched else t for n, t in member.items()}
             for member in unstack(stack)
         ]
-        self.elements = [([p[m] for p in start[0]], [g[m] for g in start[1]]) for m in rows]
+        self.elements = [start.of_members(m) for m in rows]
         every, rigid = ((ChannelView(s), SpaceMap(s)) for s in (sym, isometric(sym)))
         self.maps = [rigid if m == 0 else every for m in rows]
         parts = [slice(m, m + 1) for m in rows]
         super().__init__(join([self._moved(m) for m in rows]), counts, parts)
 
     def _moved(self, m: int) -> Params:
-        whole = moved(self.members[m], self.sym, self.elements[m])
-        return {n: whole[n] for n in sorted(self.sym.compared)}
+        read = self.members[m].__getitem__
+        return {n: self.elements[m].of(n, read) for n in sorted(self.sym.compared)}
 
     def visit(self, index: int, others: Params) -> Params | None:
         """Bring one network closer to the mean of the others, from where it stands."""
@@ -354,7 +349,7 @@ class _ByMatrices(_Frame):
 def _with_matrices(
     stack: Params,
     sym: Symmetries,
-    permutations: Sequence[Tensor],
+    permuting: Element,
     method: AlignMethod,
     sweeps: int,
     seed: int,
@@ -365,38 +360,16 @@ def _with_matrices(
     A joint frame also starts from the frame of permutations alone.
     """
     first = match_all(stack, {n: t[0] for n, t in stack.items()}, sym)
-    starts: list[Element] = [(list(first.permutations), list(first.matrices))]
-    if method == "joint":
-        still = [m.repeat(len(counts), 1, 1, 1) for m in identity_mixings(sym)]
-        starts.append((list(permutations), still))
+    starts = [first.element, permuting][: 2 if method == "joint" else 1]
     frames = list[_ByMatrices]()
     for start in starts:
         if not any(f.spread[-1] <= f._least(0.0) for f in frames):
             frames.append(_ByMatrices(stack, sym, start, counts))
             frames[-1].run(sweeps, seed)
     best = min(frames, key=lambda frame: frame.spread[-1])
-    orders, matrices = together(best.elements)
-    back = invert([p[0] for p in orders], sym)  # g_1^-1 g_k = P_1^-1 M_1^-1 M_k P_k
-    steps = [torch.linalg.inv(m[0]) @ m for m in matrices]
-    return Alignment(
-        permutations=tuple(compose(orders, back, sym)),
-        matrices=tuple(SpaceMap(sym).carried(steps, back)),
-        spread=(distance_to_mean(stack, sorted(sym.compared), counts), *best.spread),
-        method=method,
-    )
-
-
-def _as_the_first(
-    permutations: Sequence[Tensor], flips: Sequence[Tensor], sym: Symmetries
-) -> list[Tensor]:
-    """Common flips after which those of the first network are none."""
-    result = [f.clone() for f in flips]
-    for g, mirror in enumerate(plan_of(sym).mirrors):
-        if mirror is not None:
-            common = flips[mirror][:1].expand_as(permutations[g])
-            fitting = flips[mirror].gather(1, permutations[g]) * common
-            result[mirror].scatter_(1, permutations[g], fitting)
-    return result
+    element = Element.joined(best.elements, [1] * len(counts))
+    spread = distance_to_mean(stack, sorted(sym.compared), counts)
+    return Alignment(_as_the_first(element), (spread, *best.spread), method)
 
 
 # ------------------------------------------------------------ distances
@@ -495,10 +468,10 @@ def average(
     )
     if reference is not None:
         both = _beside(reference, stack, sym)
-        aligned = how(both, method="reference").apply(both, sym)
+        aligned = how(both, method="reference").element(both)
         stack = {n: t[1:] for n, t in aligned.items()}
     elif len(parts) > 1:
-        stack = how(stack, weights=parts).apply(stack, sym)
+        stack = how(stack, weights=parts).element(stack)
     mean = weighted_mean(stack, parts)
     if model is None or batches is None or not batch_norms(model):
         return mean

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weightsym.groups.elements import compose, identity, standing_at
+from weightsym.groups.element import Element, Values
 from weightsym.groups.symmetries import Placement
 from weightsym.groups.units import unit_rows
+from weightsym.matching.moved import Moved, Recent, gram, inner_products
 from weightsym.matching.plan import Plan, assign, assign_blocks, split
 from weightsym.matching.sketches import MANY, Sketches
-from weightsym.matching.standing import Recent, Standing, gram, inner_products
 from weightsym.params import Params
 
 _ROUNDING = 1e-13  # of the similarity, in double precision
@@ -26,7 +26,7 @@ Assigned = tuple[np.ndarray, list[np.ndarray], np.ndarray]
 
 
 class Ascent:
-    """Networks of a stack in the order of their units now, on their way to a reference.
+    """Networks of a stack where an element has brought them, on their way to a reference.
 
     Products of units are computed for all members at once, and kept until another order or sign
     changes their tensor; assignments are solved one by one, where a neighbour has changed.
@@ -35,7 +35,7 @@ class Ascent:
         plan: of the groups.
         params: a stack.
         reference: one network, or one for every member.
-        signs: flips that come before the permutations, if units may be flipped.
+        flips: flip units as well, where the same units are flipped everywhere.
         exact: compute in double precision, as small networks always do: what exchanging units gains
             is quadratic in their difference.
     """
@@ -45,20 +45,17 @@ class Ascent:
         plan: Plan,
         params: Mapping[str, Tensor],
         reference: Mapping[str, Tensor],
-        signs: Sequence[Tensor] | None = None,
+        flips: bool = False,
         exact: bool = False,
     ) -> None:
-        self.plan, self.sym = plan, plan.sym
-        self.signs = None if signs is None else list(signs)
+        self.plan, self.sym, self.flips = plan, plan.sym, flips
         self.exact, self.settled = exact or plan.size <= SMALL, True
         self.members = len(params[next(iter(plan.compared or params))])
-        self._unmoved = [p.expand(self.members, -1) for p in identity(self.sym)]
         if self.exact and not exact:
             params, reference = (_doubled(w, plan.compared) for w in (params, reference))
-        self.current = Standing(params, self.sym, self.signs)
+        self.current = Moved(params, Element(self.sym))
         self.sure = np.zeros((len(plan.families), self.members), bool)
         self.look_at(reference)
-        self.stand(None)
 
     def look_at(self, reference: Mapping[str, Tensor]) -> None:
         """Compare with another network, or with one for each member of the stack."""
@@ -66,16 +63,15 @@ class Ascent:
         self.goals, self.products = Recent[Placement](), Recent[Placement]()
         self.sketches = Sketches(self.sym, self.current, reference)
 
-    def stand(self, permutations: Sequence[Tensor] | None) -> None:
-        """Stand in some order, one permutation per group and member, or as the networks are."""
-        self.permutations = list(permutations or self._unmoved)
-        self.current.permutations = None if permutations is None else self.permutations
-        self._forget()
+    def stand(self, element: Element) -> None:
+        """Stand where another element brings the networks as they were given."""
+        self.current.stand(element)
+        self.products.clear()
 
     @property
-    def element(self) -> list[Tensor]:
-        """Permutations and signs of every member."""
-        return [*self.permutations, *(self.signs or ())]
+    def element(self) -> Element:
+        """What has brought the networks where they stand."""
+        return self.current.element
 
     # -------------------------------------------------------- how alike units are
     def _real(self, w: Tensor) -> torch.dtype:
@@ -114,11 +110,11 @@ class Ascent:
     # -------------------------------------------------------- climbing
     def run(
         self,
-        start: Sequence[Tensor] | None,
+        start: Element | None,
         generator: torch.Generator,
         max_sweeps: int,
     ) -> None:
-        """Ascend from permutations, or once through the network first where there are none."""
+        """Ascend from an element, or once through the network first where there is none."""
         if start is not None:
             self.stand(start)
         self.climb(generator, max_sweeps, settled=set() if start is None else None)
@@ -167,7 +163,7 @@ class Ascent:
     def _improve(self, k: int, due: np.ndarray, settled: set[int] | None) -> np.ndarray:
         """Reassign one family of the members that are due, and return which of them change."""
         family, before = self.plan.families[k], None
-        mirror = None if self.signs is None else self.plan.mirrors[family.group]
+        mirror = self.plan.mirrors[family.group] if self.flips else None
         views = [self._known(of_table, settled) for of_table in self.plan.views[k]]
         if not any(views):
             return np.zeros(self.members, bool)
@@ -178,11 +174,13 @@ class Ascent:
             found = self._by_sketches(k, views[0], mirror is not None)
         better, orders, factors = found or self._by_products(k, views, due, mirror is not None)
         if better.any():
-            self._move(k, split(family, [torch.from_numpy(order) for order in orders]))
-            if mirror is not None:
-                self._flip(k, mirror, torch.from_numpy(factors))
-            if before is not None:
-                better = self._kept(k, better, *before)
+            self._move(k, orders, mirror, factors)
+            gained = better if before is None else better & self._gained(k, before[1])
+            if before is not None and (gained != better).any():
+                self.stand(before[0])
+                orders = [np.where(gained[:, None], o, np.arange(o.shape[1])) for o in orders]
+                self._move(k, orders, mirror, np.where(gained[:, None], factors, 1.0))
+            better = gained
         return better
 
     def _by_sketches(self, k: int, views: Sequence[Placement], flips: bool) -> Assigned | None:
@@ -233,71 +231,46 @@ class Ascent:
         """The share of the similarity that is a gain and no rounding."""
         return _ROUNDING if self.exact else coarse
 
-    def _kept(self, k: int, better: np.ndarray, element: list[Tensor], score: Tensor) -> np.ndarray:
-        """Go back where a family that sees itself has not gained anything."""
+    def _gained(self, k: int, score: Tensor) -> np.ndarray:
+        """The members that are closer by the tensors of a family than they were."""
         now = self.score(self.plan.names[k])
-        worse = torch.from_numpy(better) & ~(now > score + self._least(1e-7) * score.abs())
-        if bool(worse.any()):
-            count = len(self.permutations)
-            parts = [where_members(worse, a, b) for a, b in zip(element, self.element, strict=True)]
-            self.permutations[:] = parts[:count]
-            if self.signs is not None:
-                self.signs[:] = parts[count:]
-            self._forget(self.plan.names[k])
-        return better & ~worse.numpy()
+        return (now > score + self._least(1e-7) * score.abs()).numpy()
 
     # -------------------------------------------------------- moves
-    def _move(self, k: int, step: Mapping[int, Tensor]) -> None:
-        """Reorder the units of a family as they stand."""
+    def _move(
+        self, k: int, orders: Sequence[np.ndarray], mirror: int | None, factors: np.ndarray
+    ) -> None:
+        """Reorder the units of a family as they stand, then flip them."""
+        family, sym = self.plan.families[k], self.sym
+        step = split(family, [torch.from_numpy(order) for order in orders])
+        every = [step.get(g) for g in range(len(sym.permutations))]
+        values: Values = {"permutations": every}
+        if flipped := mirror is not None and bool((factors < 0).any()):
+            signs = [torch.from_numpy(factors) if g == mirror else None
+                     for g in range(len(sym.signs))]  # fmt: skip
+            values = {"permutations": every, "signs": signs}
+        names = set(self.plan.moved[k])
+        if flipped and mirror is not None:
+            names |= sym.moved_by(sym.signs[mirror])
+        moved = {} if flipped else self._moved_products(k, step)
+        self.current.move(Element.of_values(sym, values, names=names))
+        for view in (v for name in names for v in self.plan.views_at.get(name, ())):
+            self.products.pop(view)
+        for view, product in moved.items():
+            self.products[view] = product
+
+    def _moved_products(self, k: int, step: Mapping[int, Tensor]) -> dict[Placement, Tensor]:
+        """Products of channels that move alone, after their step."""
         family = self.plan.families[k]
-        self._compose(step)
         if family.inner or family.group in self.plan.homes:
-            self._forget(self.plan.names[k])
-            return
+            return {}
         order, moved = step[family.group], dict[Placement, Tensor]()
         tensors = [axis.tensor for _, axis in self.plan.places_of[k]]
         for view, axis in self.plan.places_of[k]:
             product = self.products.get(view)
             if product is not None and tensors.count(axis.tensor) == 1:
                 moved[view] = product.gather(2, order[:, None].expand_as(product))
-            self.current.reorder(axis.tensor, axis, view, order)
-        self._forget_products(self.plan.names[k])
-        for view, product in moved.items():
-            self.products[view] = product
-
-    def _compose(self, step: Mapping[int, Tensor]) -> None:
-        """Update the orders by a step, in which blocks are numbered as they stand."""
-        before, self.current.permutations = list(self.permutations), self.permutations
-        for g, order in step.items():
-            if g not in self.plan.homes:
-                self.permutations[g] = before[g].gather(1, order)
-                continue
-            for m, moving in enumerate(order):
-                positions = standing_at(g, [p[m] for p in before], self.sym, self.plan.homes)
-                if self.permutations[positions] is before[positions]:
-                    self.permutations[positions] = before[positions].clone()
-                self.permutations[positions][m] = before[positions][m][moving]
-
-    def _flip(self, k: int, mirror: int, factors: Tensor) -> None:
-        """Flip units as they stand."""
-        assert self.signs is not None
-        orders = self.permutations[self.plan.families[k].group]
-        signs = self.signs[mirror]
-        self.signs[mirror] = signs.scatter(1, orders, signs.gather(1, orders) * factors.to(signs))
-        if bool((factors < 0).any()):
-            self._forget(self.plan.names[k])
-
-    def _forget(self, names: Sequence[str] | None = None) -> None:
-        """Drop tensors that have moved, by default all, and the products of their units."""
-        self.current.forget(names)
-        if names is None:
-            self.products.clear()
-        self._forget_products(names or ())
-
-    def _forget_products(self, names: Sequence[str]) -> None:
-        for name in names:
-            for view in self.plan.views_at.get(name, ()):
-                self.products.pop(view)
+        return moved
 
     # -------------------------------------------------------- branches
     def exchange(self, generator: torch.Generator, max_sweeps: int) -> None:
@@ -316,7 +289,7 @@ class Ascent:
         for _ in range(max_sweeps if self.plan.branches else 0):
             start = float(self.score())
             for group in self.plan.branches:
-                best, before = float(self.score()), list(self.permutations)
+                best, before = float(self.score()), self.element
                 places = torch.arange(self.plan.groups[group].units)
                 table = torch.zeros(len(places), len(places), dtype=torch.float64)
                 for shift in range(len(places)):
@@ -332,7 +305,7 @@ class Ascent:
 
     def _face(
         self,
-        before: Sequence[Tensor],
+        before: Element,
         group: int,
         order: Tensor,
         generator: torch.Generator,
@@ -342,9 +315,9 @@ class Ascent:
 
         Where they have none of their own, as two layers whose units are compared, match all units.
         """
-        step = identity(self.sym)
-        step[group] = order
-        self.stand(compose(before, step, self.sym))
+        groups = range(len(self.sym.permutations))
+        step: Values = {"permutations": [order if g == group else None for g in groups]}
+        self.stand(Element.of_values(self.sym, step) @ before)
         inside = self.plan.inside(group) or range(len(self.plan.families))
         moving = {g for k in inside for g in self.plan.families[k].members}
         settled = set(range(len(self.plan.groups))) - moving
@@ -367,12 +340,6 @@ class Ascent:
 
 def _doubled(params: Mapping[str, Tensor], names: Sequence[str]) -> Params:
     return {n: params[n].double() for n in names}
-
-
-def where_members(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Members of one stacked tensor or another, or all of one where the mask is a single number."""
-    wide = mask.reshape([*mask.shape, *[1] * (a.ndim - mask.ndim)])
-    return torch.where(wide.to(a.device), a, b)
 
 
 def is_sure(table: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from weightsym.arguments import check_count
-from weightsym.groups.mixing import remove_shifts
+from weightsym.groups.shift_removal import remove_shifts
 from weightsym.groups.symmetries import LinearGroup, Placement, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_pair, check_symmetries
@@ -28,7 +28,7 @@ from weightsym.matching.activations import (
     watch,
 )
 from weightsym.matching.ascent import LARGE
-from weightsym.matching.standing import column_blocks, gram
+from weightsym.matching.moved import column_blocks, gram
 from weightsym.networks.devices import at_least_single
 from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, unstack

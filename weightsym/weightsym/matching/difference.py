@@ -13,8 +13,8 @@ from torch import Tensor
 from weightsym.forms.canonical import balanced_together
 from weightsym.forms.fingerprint import at_least_mass
 from weightsym.forms.scales_and_signs import canonical_scales_and_signs
-from weightsym.groups.actions import multiply, permute_some
-from weightsym.groups.elements import compose, identity, random_permutations
+from weightsym.groups.actions import act, compose
+from weightsym.groups.elements import identity, random_permutations
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
@@ -230,7 +230,7 @@ class _Search:
     def in_order(self, moving: Params, goal: Params) -> list[_Step]:
         """Units in the order of those of the goal, with signs that fit, from several starts."""
         shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
-        start = _Step(_ORDER, permute_some(moving, self.sym, shuffle), goal, shuffle)
+        start = _Step(_ORDER, act(moving, self.sym, {"permutations": shuffle}), goal, shuffle)
         return _until_settled(self._ends(start))
 
     def _ends(self, start: _Step) -> Iterator[_Step]:
@@ -238,11 +238,11 @@ class _Search:
         sym, goal = self.sym, start.b
         if sym.signs:
             signs = steady_signs(goal, sym)
-            steady = multiply(goal, sym, {"signs": signs})
+            steady = act(goal, sym, {"signs": signs})
             for candidate in sign_choices(start.a, sym):
                 end = self._matched(start._replace(a=candidate, b=steady), signs=True)
                 end = self._fitted(end)
-                yield end._replace(a=multiply(end.a, sym, {"signs": signs}), b=goal)
+                yield end._replace(a=act(end.a, sym, {"signs": signs}), b=goal)
         yield self._fitted(self._matched(start))
 
     def _fitted(self, best: _Step) -> _Step:
@@ -258,7 +258,7 @@ class _Search:
     def _matched(self, step: _Step, signs: bool = False) -> _Step:
         matched = match(step.a, step.b, self.sym, method=self.method, signs=signs, seed=self.seed)
         moved = compose(step.permutations, matched.permutations, self.sym)
-        return step._replace(a=matched.apply(step.a, self.sym), permutations=moved)
+        return step._replace(a=matched.element(step.a), permutations=moved)
 
 
 def _mixed(best: _Step, ends: Sequence[_Step], sym: Symmetries) -> _Step:
@@ -287,7 +287,7 @@ def _mixed(best: _Step, ends: Sequence[_Step], sym: Symmetries) -> _Step:
 
 
 def _with_matrices(step: _Step, sym: Symmetries) -> _Step:
-    return step._replace(a=match_all(step.a, step.b, sym).apply(step.a, sym))
+    return step._replace(a=match_all(step.a, step.b, sym).element(step.a))
 
 
 # ------------------------------------------------------------ distances
@@ -320,7 +320,7 @@ def steady_signs(params: Params, sym: Symmetries) -> list[Tensor]:
         sym: what `discover` returned.
     """
     signs = gain_signs(params, sym)
-    _, others = canonical_scales_and_signs(multiply(params, sym, {"signs": signs}), sym, None)
+    _, others = canonical_scales_and_signs(act(params, sym, {"signs": signs}), sym, None)
     return [
         sign if _gain(sym, group) is not None else partner
         for group, sign, partner in zip(sym.signs, signs, others, strict=True)
@@ -339,12 +339,12 @@ def sign_choices(params: Params, sym: Symmetries) -> list[Params]:
     """
     if not sym.signs:
         return [params]
-    steady = multiply(params, sym, {"signs": steady_signs(params, sym)})
+    steady = act(params, sym, {"signs": steady_signs(params, sym)})
     if all(group.units > 1 for group in sym.signs):
         return [steady]
     turned = [torch.full((g.units,), -1.0 if g.units == 1 else 1.0) for g in sym.signs]
-    candidate = multiply(steady, sym, {"signs": turned})
-    return [steady, multiply(candidate, sym, {"signs": gain_signs(candidate, sym)})]
+    candidate = act(steady, sym, {"signs": turned})
+    return [steady, act(candidate, sym, {"signs": gain_signs(candidate, sym)})]
 
 
 def gain_signs(params: Params, sym: Symmetries) -> list[Tensor]:
@@ -381,7 +381,7 @@ def fitted_signs(params: Params, reference: Params, sym: Symmetries) -> Params:
             if bool((sign < 0).any()):
                 every = [torch.ones(g.units) for g in sym.signs]
                 every[k], moved = sign, True
-                params = multiply(params, sym, {"signs": every})
+                params = act(params, sym, {"signs": every})
         if not moved:
             break
     return params

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from weightsym.groups.actions import reorder_units
-from weightsym.groups.axis_maps import along_axis, from_axis
+from weightsym.groups.axis_maps import along_axis, from_axis, permute_axis
+from weightsym.groups.element import axis_index
 from weightsym.groups.symmetries import Axis, Placement
 from weightsym.groups.units import unit_rows
 from weightsym.matching.plan import Plan
@@ -211,7 +211,8 @@ class Objective:
         """A tensor of all members whose units along one axis are mixed or reordered."""
         target = self.sym.axes[axis]
         if point is not None and not point[0].is_floating_point():
-            return reorder_units(w, target, [(placement, point[k]) for k, placement in pieces])
+            index = axis_index(target, [(placement, point[k]) for k, placement in pieces])
+            return w if index is None else permute_axis(w, target, index.to(w.device), 1)
         rows = along_axis(w, target, 1)
         for k, placement in pieces:
             if point is None:

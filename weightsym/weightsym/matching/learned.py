@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +13,13 @@ from tqdm.auto import tqdm
 
 from weightsym import params as P
 from weightsym.arguments import check_between, check_count, check_positive
-from weightsym.groups.actions import tied
-from weightsym.groups.elements import compose, identity, identity_mixings
-from weightsym.groups.mixing import mixed_axis, multiplied
+from weightsym.groups.actions import multiply_sides, tied
+from weightsym.groups.axis_maps import AxisMap
+from weightsym.groups.element import Element, mixing_at
+from weightsym.groups.elements import identity, identity_mixings
 from weightsym.groups.symmetries import LinearGroup, Placement, Symmetries
-from weightsym.groups.validation import check_one_network
-from weightsym.matching.channels import distance
 from weightsym.matching.interpolation import Loss, interpolate
-from weightsym.matching.matrices import Element, FullMatch, SpaceMap, moved
+from weightsym.matching.matrices import SpaceMap
 from weightsym.matching.plan import assign
 from weightsym.networks.forward import in_precision_of, structural_copy
 from weightsym.networks.randomness import keyed_generator
@@ -139,7 +138,6 @@ class HalfWay:
 
 # ------------------------------------------------------------ elements
 def learn(
-    sym: Symmetries,
     params: Params,
     half_way: HalfWay,
     batches: Sequence[Any],
@@ -160,7 +158,6 @@ def learn(
         2023)
 
     Args:
-        sym: what `discover` returned.
         params: the network that moves.
         half_way: judges elements; the best of all is kept, be it the start.
         batches: pairs of input and target to learn from.
@@ -168,7 +165,7 @@ def learn(
         learning: how to learn.
         seed: of the order of batches.
     """
-    free = _Free(sym, moved(params, sym, start))
+    free = _Free(start.sym, start.on_some(params))
     best, least = free.element(), half_way.judge(free.moved())
     if not bool(least.isfinite().all()):
         raise ValueError("`loss` is NaN or infinite at the midpoint, before anything is learnt.")
@@ -177,8 +174,7 @@ def learn(
         value = half_way.judge(free.moved()) if time else least
         if bool(value < least):
             best, least = free.element(), value
-    matrices = [b @ a for a, b in zip(start[1], best[1], strict=True)]
-    return (compose(start[0], best[0], sym), matrices), least
+    return best @ start, least
 
 
 def passed_through(value: Tensor, free: Tensor) -> Tensor:
@@ -197,64 +193,6 @@ def parted(batches: Iterable[Any], share: float, seed: int) -> tuple[list[Any], 
     order = torch.randperm(len(batches), generator=keyed_generator(seed, "held back")).tolist()
     count = min(max(1, round(share * len(batches))), len(batches) - 1)
     return [batches[k] for k in sorted(order[count:])], [batches[k] for k in sorted(order[:count])]
-
-
-def learn_match(
-    start: FullMatch,
-    params: Params,
-    reference: Params,
-    sym: Symmetries,
-    model: nn.Module,
-    batches: Sequence[tuple[Any, Any]],
-    *,
-    loss: Loss = nn.functional.cross_entropy,
-    learning: Learning | None = None,
-    seed: int = 0,
-) -> FullMatch:
-    r"""Lower the loss half way between two networks over the group elements that join them.
-
-    .. math:: \min_{g} \; L(\tfrac12 (a + g b))
-
-    Heads stay where the start has put them. The element with the least loss on batches that were
-    held back is kept, be it the start.
-
-    Args:
-        start: what `match_all` has found, usually by activations.
-        params: the network that moves.
-        reference: the network that stays.
-        sym: what `discover` returned.
-        model: gives the computation; it runs in evaluation mode and is left untouched. Statistics
-            of BatchNorm are those of the batch.
-        batches: pairs of input and target.
-        loss: mean loss of a batch.
-        learning: how to learn.
-        seed: of the order of batches, and of those that are held back.
-
-    >>> from weightsym import params as P
-    >>> from weightsym import Learning, discover, interpolate, learn_match, match_all
-    >>> mse, x = torch.nn.functional.mse_loss, torch.randn(64, 8)
-    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
-    >>> sym, (a, b) = discover(net, x), P.unstack(P.populate(net, 2))
-    >>> start = match_all(a, b, sym)
-    >>> how = Learning(steps=25)
-    >>> found = learn_match(start, a, b, sym, net, [(x, x)] * 2, loss=mse, learning=how)
-    >>> half_way = [interpolate(b, match.apply(a, sym), 0.5) for match in (start, found)]
-    >>> bool(mse(P.apply(net, half_way[1], x), x) <= mse(P.apply(net, half_way[0], x), x))
-    True
-    """
-    if not isinstance(start, FullMatch):
-        raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
-    check_one_network(reference, sym, "reference")
-    check_one_network(params, sym, "params")
-    if not (sym.permutations or sym.linear):
-        return start
-    learning = learning or Learning()
-    teaching, judging = parted(batches, learning.held_back, seed)
-    half_way = HalfWay(model, reference, loss, judging)
-    begin = list(start.permutations), list(start.matrices)
-    (permutations, matrices), _ = learn(sym, params, half_way, teaching, begin, learning, seed)
-    joined = FullMatch(tuple(permutations), tuple(matrices), start.before, start.after)
-    return replace(joined, after=distance(joined.apply(params, sym), reference, sym.compared))
 
 
 class _Free:
@@ -287,23 +225,24 @@ class _Free:
                 torch.eye(len(table)).to(table)[assign(table.detach()).to(table.device)], table
             )
             for p in self.sym.permutations[k].placements:
-                placement = Placement(p.axis, p.positions[None])
-                name = self.sym.axes[p.axis].tensor
-                result[name] = mixed_axis(result[name], self.sym, placement, matrix[None])
-        for group, log in zip(self.sym.linear, self.logs, strict=True):
+                axis, placement = self.sym.axes[p.axis], Placement(p.axis, p.positions[None])
+                mixing = mixing_at(placement, matrix[None].to(result[axis.tensor]))
+                result[axis.tensor] = AxisMap(mixings=(mixing,)).act(result[axis.tensor], axis)
+        for k, (group, log) in enumerate(zip(self.sym.linear, self.logs, strict=True)):
             generator = _generator(group, log)
             forward, inverse = torch.matrix_exp(generator), torch.matrix_exp(-generator.mT)
-            result = dict(multiplied(result, self.sym, group, forward, inverse))
+            result = multiply_sides(result, self.sym, k, forward, inverse)
         return {n: t[None] for n, t in tied(result, self.sym).items()}
 
-    def element(self) -> tuple[list[Tensor], list[Tensor]]:
+    def element(self) -> Element:
         """Permutations and matrices as they are now."""
         permutations = identity(self.sym)
         for k, table in zip(self.groups, self.tables, strict=True):
             permutations[k] = assign(table.detach())
         pairs = zip(self.sym.linear, self.logs, strict=True)
         logs = [_generator(group, log.detach().double()) for group, log in pairs]
-        return permutations, [torch.matrix_exp(x) for x in logs]
+        matrices = [torch.matrix_exp(x) for x in logs]
+        return Element.of_groups(self.sym, permutations=permutations, matrices=matrices)
 
 
 def _generator(group: LinearGroup, free: Tensor) -> Tensor:

@@ -10,9 +10,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from weightsym.groups.actions import flip, mix, permute
-from weightsym.groups.element import Element as GroupElement
-from weightsym.groups.elements import identity
+from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_pair, check_symmetries
 from weightsym.matching.activations import by_activations, check_complete
@@ -20,10 +18,9 @@ from weightsym.matching.ascent import LARGE, SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
-from weightsym.matching.matrices import Element, together
+from weightsym.matching.moved import StackOfOne
 from weightsym.matching.plan import Plan, plan_of
-from weightsym.matching.standing import StackOfOne
-from weightsym.params import Params, unstack
+from weightsym.params import unstack
 
 ByWeights = Literal["best", "ascent", "frank-wolfe"]
 Method = Literal[ByWeights, "activations", "learned"]
@@ -37,39 +34,25 @@ _AT_ONCE = 2**26
 """Similarities of units that are held at once; networks beyond that wait for their turn."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Moves(Sequence[Tensor]):
-    """Moves of a network or a stack: it is itself the sequence of its permutations.
+    """An element that moves a network or a stack, as the sequence of its permutations.
 
     Attributes:
-        permutations: one per group, with a leading dimension for a stack.
-        signs: flips that come before the permutations, where they were asked for.
-        matrices: for `mix`, after the permutations, where they were asked for.
+        element: of the group.
     """
 
-    permutations: tuple[Tensor, ...]
-    signs: tuple[Tensor, ...] | None = None
-    matrices: tuple[Tensor, ...] | None = None
+    element: Element
 
     @property
-    def element(self) -> list[Tensor]:
-        """Permutations of all groups, then signs."""
-        return [*self.permutations, *(self.signs or ())]
+    def permutations(self) -> tuple[Tensor, ...]:
+        """The order of the units of every group, for `permute`."""
+        return self.element.permutations
 
-    def apply(self, params: Params, sym: Symmetries) -> Params:
-        """The network or stack after these moves, with the same function."""
-        params = params if self.signs is None else flip(params, sym, self.signs)
-        params = permute(params, sym, self.permutations)
-        return params if self.matrices is None else mix(params, sym, self.matrices)
-
-    def as_element(self, sym: Symmetries) -> GroupElement:
-        """The element of the group that does what these moves do.
-
-        Args:
-            sym: what `discover` returned.
-        """
-        last = GroupElement.of_groups(sym, permutations=self.permutations, matrices=self.matrices)
-        return last @ GroupElement.of_groups(sym, signs=self.signs)
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those that mix channels after the permutations, for `mix`."""
+        return self.element.matrices
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
@@ -84,13 +67,14 @@ class Moves(Sequence[Tensor]):
         return len(self.permutations)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class MatchResult(Moves):
-    """Permutations that bring a network, or every member of a stack, close to a reference.
+    """An element that brings a network, or every member of a stack, close to a reference.
 
     It is itself the sequence of its permutations: ``permute(params, sym, match(...))``.
 
     Attributes:
+        element: ``found.element(params)`` is the network in the frame of the reference.
         objective: what the method maximises: the inner product of weights or of activations; of
             what is learnt, minus the loss at the midpoint on batches held back. One number, or one
             per member.
@@ -111,15 +95,7 @@ class MatchResult(Moves):
 
     def single(self) -> MatchResult:
         """The result of the only member of a stack."""
-        signs = None if self.signs is None else tuple(s[0] for s in self.signs)
-        orders = tuple(p[0] for p in self.permutations)
-        return replace(
-            self,
-            permutations=orders,
-            signs=signs,
-            objective=self.objective[0],
-            method=self.method[0],
-        )
+        return MatchResult(self.element.of_members(0), self.objective[0], self.method[0])
 
     def __str__(self) -> str:
         """One line with method and objective."""
@@ -184,9 +160,9 @@ def match(
         learning: how to learn.
 
     Returns:
-        One permutation per group, for `permute`, with the objective and the method that won. By
-        weights the objective is the inner product of weights; by activations the sum of what is
-        compared; of what is learnt, minus the loss at the midpoint on the batches held back.
+        An element of the group, with the objective and the method that won. By weights the
+        objective is the inner product of weights; by activations the sum of what is compared; of
+        what is learnt, minus the loss at the midpoint on the batches held back.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -218,10 +194,10 @@ def match(
     return result if stacked else result.single()
 
 
-def orders_by_ascent(
+def ascended(
     stack: Mapping[str, Tensor], reference: Mapping[str, Tensor], sym: Symmetries
-) -> tuple[list[Tensor], bool]:
-    """The permutations of a stack of one, by coordinate ascent from where it stands.
+) -> tuple[MatchResult, bool]:
+    """Match a stack of one by coordinate ascent from where it stands.
 
     Args:
         stack: the network that moves.
@@ -229,10 +205,10 @@ def orders_by_ascent(
         sym: what `discover` returned.
 
     Returns:
-        One permutation for each group, and True if no unit has another partner that suits it.
+        The result, and True if no unit has another partner that suits it.
     """
     search = _OrderSearch(plan_of(sym), stack, reference, False, 0, None)
-    return list(search.by_weights("ascent").single()), bool(search.sure.all())
+    return search.by_weights("ascent").single(), bool(search.sure.all())
 
 
 def _data(
@@ -263,8 +239,7 @@ class _OrderSearch:
     def __post_init__(self) -> None:
         sym, names = self.plan.sym, self.plan.compared or self.networks
         self.members = len(self.networks[next(iter(names))])
-        self.element = [p.repeat(self.members, 1) for p in identity(sym)]
-        self.element += [torch.ones(self.members, g.units) for g in sym.signs if self.signs]
+        self.element = Element(sym)
         self.names = [""] * self.members
         self.sure = torch.zeros(self.members, dtype=torch.bool)
         self.score = torch.full((self.members,), -torch.inf, dtype=torch.float64)
@@ -276,9 +251,10 @@ class _OrderSearch:
         orders, value = by_activations(
             self.plan, model, dict(self.networks), dict(self.reference), batches
         )
-        return MatchResult(
-            permutations=tuple(orders), objective=value, method=("activations",) * len(value)
-        )
+        return MatchResult(self._permuting(orders), value, ("activations",) * len(value))
+
+    def _permuting(self, orders: Sequence[Tensor]) -> Element:
+        return Element.of_values(self.plan.sym, {"permutations": orders})
 
     def learned(self, loss: Loss | None, learning: Learning) -> MatchResult:
         """By gradients of the loss half way, from weights or activations."""
@@ -287,19 +263,16 @@ class _OrderSearch:
         teaching, judging = parted(self.data[1], learning.held_back, self.seed)
         half_way = HalfWay(self.data[0], dict(self.reference), loss, judging)
         sym = replace(self.plan.sym, linear=())
-        starts = [self.by_weights("best").permutations, self.by_activations().permutations]
-        losses = [half_way.judge(permute(dict(self.networks), sym, start)) for start in starts]
+        starts = [self.by_weights("best").element, self.by_activations().element]
+        losses = [half_way.judge(start.on_some(dict(self.networks))) for start in starts]
         results = []
         for m, member in enumerate(unstack(dict(self.networks))):
-            start = min(zip(losses, starts, strict=True), key=lambda pair: float(pair[0][m]))[1]
-            begin: Element = [p[m] for p in start], []
-            results.append(learn(sym, member, half_way, teaching, begin, learning, self.seed))
+            best = min(zip(losses, starts, strict=True), key=lambda pair: float(pair[0][m]))[1]
+            start = replace(best.of_members(m), sym=sym)
+            results.append(learn(member, half_way, teaching, start, learning, self.seed))
         elements, least = zip(*results, strict=True)
-        return MatchResult(
-            permutations=tuple(together(elements)[0]),
-            objective=-torch.cat(least),
-            method=("learned",) * len(least),
-        )
+        joined = Element.joined(elements, [1] * len(elements))
+        return MatchResult(joined, -torch.cat(least), ("learned",) * len(least))
 
     def by_weights(self, method: ByWeights) -> MatchResult:
         """Try what the method says, some networks at a time, and finish in double precision."""
@@ -317,35 +290,26 @@ class _OrderSearch:
         if not joint or method != "frank-wolfe":
             first = self._ascend("ascent")
         if method == "best" and self.data is not None and plan.couples:
-            start = self.by_activations().permutations
+            start = self.by_activations().element
             self._ascend("ascent from activations", start)
         if joint and not bool(self.sure.all()):
             self._jointly(first)
-        groups = len(plan.groups)
         if SMALL < plan.size <= LARGE:
             ascent = self._ascent(torch.arange(self.members), exact=True)
-            ascent.stand(self.element[:groups])
+            ascent.stand(self.element)
             ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS)
             self.element, self.score = ascent.element, ascent.score()
-        return MatchResult(
-            permutations=tuple(self.element[:groups]),
-            signs=tuple(self.element[groups:]) if self.signs else None,
-            objective=self.score,
-            method=tuple(self.names),
-        )
+        return MatchResult(self.element, self.score, tuple(self.names))
 
     def _ascent(self, rows: Tensor, exact: bool = False) -> Ascent:
-        """Ascent of some members, for exact products with the flips of the best."""
+        """Ascent of some members."""
         some = self.networks
         if len(rows) < self.members:
             some = {n: some[n][rows] for n in self.plan.compared or some}
-        flips = self.element[len(self.plan.groups) :] if self.signs else None
-        if flips is not None and not exact:
-            flips = [torch.ones(len(rows), f.shape[1]) for f in flips]
-        return Ascent(self.plan, some, self.reference, flips, exact)
+        return Ascent(self.plan, some, self.reference, self.signs, exact)
 
     def _ascend(
-        self, name: str, start: Sequence[Tensor] | None = None, rows: Tensor | None = None
+        self, name: str, start: Element | None = None, rows: Tensor | None = None
     ) -> Tensor:
         """Ascend, keep the result of every member if it is better, and return the scores."""
         rows = torch.arange(self.members) if rows is None else rows
@@ -357,8 +321,14 @@ class _OrderSearch:
         if bool(sure.any()):
             self.sure[rows] |= sure & (score > _NEAR * self._most(rows))
         better = score > self.score[rows] + _TIE * score.abs()
-        for best, new in zip([*self.element, self.score], [*ascent.element, score], strict=True):
-            best[rows[better]] = new[better].to(best)
+        self.score[rows[better]] = score[better]
+        if len(rows) == self.members and bool(better.all()):
+            self.element = ascent.element
+        elif bool(better.any()):
+            chosen = torch.arange(self.members)
+            chosen[rows[better]] = self.members + better.nonzero().flatten()
+            both = Element.joined([self.element, ascent.element], [self.members, len(rows)])
+            self.element = both.of_members(chosen)
         for m in rows[better].tolist():
             self.names[m] = name
         return score
@@ -377,17 +347,19 @@ class _OrderSearch:
             if not len(rows):
                 return
             some = {n: self.networks[n][rows] for n in plan.compared}
-            start = start_from_signatures(plan, some, reference) if by_signatures else None
+            point = start_from_signatures(plan, some, reference) if by_signatures else None
             before, done = first[rows], torch.zeros(len(rows), dtype=torch.bool)
-            walk = frank_wolfe(plan, some, reference, start, before)
+            walk = frank_wolfe(plan, some, reference, point, before)
             orders = plan.elements(walk.orders)
             if not self.signs:  # no ascent leads on from where one has ended
-                pairs = zip(orders, self.element, strict=True)
-                done = torch.stack([(o == e[rows]).all(1) for o, e in pairs]).all(0)
+                known = [p.expand(self.members, -1)[rows] for p in self.element.permutations]
+                pairs = zip(orders, known, strict=True)
+                done = torch.stack([(o == p).all(1) for o, p in pairs]).all(0)
                 done &= self.score[rows].isfinite()
             going = ~walk.lost & ~done
             if bool(going.any()):
-                score = self._ascend("frank-wolfe", [o[going] for o in orders], rows[going])
+                start = self._permuting([o[going] for o in orders])
+                score = self._ascend("frank-wolfe", start, rows[going])
                 done[going] = (before[going] - score).abs() <= _TIE * score.abs()
             rows = rows[~done & ~(walk.lost & ~walk.blind)]
 
@@ -403,13 +375,9 @@ class _OrderSearch:
 
 def _joined(results: Sequence[MatchResult]) -> MatchResult:
     """The results of several stacks as one."""
-
-    def cat(parts: Sequence[Sequence[Tensor] | None]) -> tuple[Tensor, ...]:
-        return tuple(torch.cat(rows) for rows in zip(*(p or () for p in parts), strict=True))
-
+    members = [len(r.objective) for r in results]
     return MatchResult(
-        permutations=cat([r.permutations for r in results]),
-        signs=None if results[0].signs is None else cat([r.signs for r in results]),
-        objective=torch.cat([r.objective for r in results]),
-        method=tuple(name for r in results for name in r.method),
+        Element.joined([r.element for r in results], members),
+        torch.cat([r.objective for r in results]),
+        tuple(name for r in results for name in r.method),
     )

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weightsym.groups.elements import compose, identity, identity_mixings
+from weightsym.groups.element import Element, Values
+from weightsym.groups.elements import identity
 from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.validation import check_one_network
 from weightsym.matching.activations import match_activations
 from weightsym.matching.ascent import is_sure
 from weightsym.matching.channels import By, ChannelMoments, ChannelView, distance, view_of
-from weightsym.matching.match import match, orders_by_ascent
-from weightsym.matching.matrices import (
-    Element,
-    FullMatch,
-    SpaceMap,
-    all_pairs,
-    least_squares,
-    moved,
-    nearest,
-    together,
-)
+from weightsym.matching.interpolation import Loss
+from weightsym.matching.learned import HalfWay, Learning, learn, parted
+from weightsym.matching.match import Moves, ascended, match
+from weightsym.matching.matrices import SpaceMap, all_pairs, least_squares, nearest
+from weightsym.matching.moved import Moved
 from weightsym.matching.plan import assign
-from weightsym.matching.standing import Standing
 from weightsym.networks.devices import at_least_single
 from weightsym.params import Params
 
@@ -35,6 +31,34 @@ _ROUNDS = 20
 _STEEPEST = 1e6
 """Condition of a matrix that is on its way to a limit which none reaches: of spaces without full
 rank, whose channels may shrink."""
+
+
+@dataclass(frozen=True, eq=False)
+class FullMatch(Moves):
+    """An element that brings a network, or every member of a stack, close to a reference.
+
+    Attributes:
+        element: ``found.element(params)`` is the network in the frame of the reference.
+        before: distance of the weights to those of the reference, before.
+        after: the same afterwards.
+
+    >>> from weightsym import params as P
+    >>> from weightsym import discover, match_all
+    >>> adapter = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
+    >>> sym, stack = discover(adapter, torch.randn(8, 8)), P.populate(adapter, 2)
+    >>> found = match_all(*P.unstack(stack), sym)
+    >>> bool(found.after < found.before), found.matrices[0].shape
+    (True, torch.Size([1, 3, 3]))
+    """
+
+    before: Tensor
+    after: Tensor
+
+    def __str__(self) -> str:
+        """Counts of what has moved, and the distance of weights before and after."""
+        before, after = float(self.before.mean()), float(self.after.mean())
+        groups = f"{len(self.permutations)} permutations, {len(self.matrices)} groups of matrices"
+        return f"{groups}: distance of weights {before:.4g} before, {after:.4g} after"
 
 
 @torch.no_grad()
@@ -89,7 +113,7 @@ def match_all(
     >>> sym, w = discover(net, torch.randn(8, 8)), P.of(net)
     >>> turned = mix(w, sym, random_mixings(sym))
     >>> found = match_all(turned, w, sym)
-    >>> back = found.apply(turned, sym)
+    >>> back = found.element(turned)
     >>> all(torch.allclose(back[name], w[name], atol=1e-5) for name in w)
     True
     """
@@ -101,39 +125,17 @@ def match_all(
         pair.run(sweeps, permuting=permuting)
         ends = [pair.element]
         if by == "weights" and not pair.is_near:
-            ends.insert(0, _nothing(sym))
+            ends.insert(0, Element(sym))
             if permuting:
-                ends.insert(1, (list(match(member, reference, sym)), identity_mixings(sym)))
+                ends.insert(1, match(member, reference, sym).element)
         before = distance(member, reference, sym.compared)
-        every = [distance(standing(member, sym, e), reference, sym.compared) for e in ends]
+        every = [distance(Moved(member, end), reference, sym.compared) for end in ends]
         best = min(range(len(ends)), key=lambda k: float(every[k]))
         elements.append(ends[best])
         apart.append((before, every[best]))
-    element = together(elements) if stacked else elements[0]
+    element = Element.joined(elements, [1] * len(elements)) if stacked else elements[0]
     before, after = (torch.stack(d) if stacked else d[0] for d in zip(*apart, strict=True))
-    return FullMatch(tuple(element[0]), tuple(element[1]), before, after)
-
-
-def _nothing(sym: Symmetries) -> Element:
-    return identity(sym), identity_mixings(sym)
-
-
-def standing(params: Mapping[str, Tensor], sym: Symmetries, element: Element) -> Standing:
-    """A network after permutations and matrices, tensor by tensor.
-
-    Args:
-        params: one network.
-        sym: what `discover` returned.
-        element: of the group.
-    """
-    network = Standing(params, sym)
-    network.permutations = element[0]
-    for k, matrices in enumerate(element[1]):
-        if not torch.equal(
-            matrices, torch.eye(matrices.shape[-1]).to(matrices).expand_as(matrices)
-        ):
-            network.mix(k, matrices)
-    return network
+    return FullMatch(element, before, after)
 
 
 # ------------------------------------------------------------ rounds
@@ -162,18 +164,15 @@ class Pair:
         self.view, self.spaces, self.sym = view, spaces, view.sym
         self.given, self.reference, self.goal = params, reference, view.standing(reference)
         self.channels, self.everywhere = view.activations(params, reference)
-        device = next(iter(params.values())).device
-        self.permutations, matrices = _nothing(self.sym) if start is None else start
-        self.matrices = [m.to(device) for m in matrices]
-        self.params = standing(view.standing(params), self.sym, self.element)
+        self.params = Moved(view.standing(params), start or Element(self.sym))
         rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.compared]
         self.sure, self.apart = False, math.inf
         self.still = max(rounding, default=1e-16) ** 0.6
 
     @property
     def element(self) -> Element:
-        """The permutations and matrices that have brought the network where it stands."""
-        return self.permutations, self.matrices
+        """What has brought the network where it stands."""
+        return self.params.element
 
     def run(self, sweeps: int, anchored: bool = True, permuting: bool = True) -> None:
         """Repeat rounds until nothing moves, and refine the closest (by weights) or last network.
@@ -183,18 +182,18 @@ class Pair:
             anchored: begin with what anchors streams, wherever the network stands.
             permuting: reorder units and heads as well.
         """
-        best, least, since = self._state(), self._apart(), 0
+        best, least, since = self.element, self._apart(), 0
         apart = least
         for number in range(sweeps):
             still = self._round(anchored and number == 0, permuting) < self.still
             apart = self._apart()
             since = 0 if apart < least * (1 - 1e-4) else since + 1
             if self.channels is not None or apart < least:
-                best, least = self._state(), apart
+                best, least = self.element, apart
             if still or since == _PATIENCE or (self.sure and self.view.is_large):
                 break
         if self.channels is None and apart > least:
-            self._return_to(best)
+            self.params.stand(best)
         self._refine(least)
 
     @property
@@ -204,30 +203,23 @@ class Pair:
         sizes = [torch.linalg.vector_norm(w).double() for w in goal]
         return self.apart < float(torch.stack(sizes).norm()) if sizes else True
 
-    def _state(self) -> Element:
-        return self.permutations, list(self.matrices)
-
-    def _return_to(self, element: Element) -> None:
-        self.permutations, self.matrices = element[0], list(element[1])
-        self.params = standing(self.params.given, self.sym, element)
-
     def _apart(self) -> float:
         return float(distance(self.params, self.goal, self.sym.compared))
 
     def _round(self, first: bool, permuting: bool) -> float:
         """Turn streams, permute, mix all else, and return the size of the change."""
-        before, sure = self.permutations, False
+        before, sure = self.element.permutations, False
         turned = self._turn(self.view.streams, first)
         if permuting:
             if first or self.channels is None or self.spaces.tangled:
-                orders, sure = self._hidden_units()
-                self._permute(orders)
+                step, sure = self._hidden_units()
+                self._permute(step)
             if self.channels is not None and self.spaces.tangled:
                 self.channels, self.everywhere = self.view.activations(
                     self._as_given(), self.reference
                 )
             self.sure = self._exchange() and sure
-        same = all(map(torch.equal, before, self.permutations))
+        same = all(map(torch.equal, before, self.element.permutations))
         return max(turned, self._turn(self.view.rest), 0.0 if same else 1.0)
 
     # -------------------------------------------------------- matrices
@@ -253,19 +245,20 @@ class Pair:
         """
         by_weights = self.channels is None
         for _ in range(_ROUNDS if by_weights else 1):
-            before, self.apart = self._state(), apart
+            before, self.apart = self.element, apart
             for k, group in enumerate(self.sym.linear):
                 if group.kind == "general":
                     pair = self._moments(k) if by_weights else self._moments(k).shares
                     eye = torch.eye(group.size).to(pair.moving).expand(group.spaces, -1, -1)
                     step = least_squares(eye, pair.moving, pair.paired)
-                    reached = torch.linalg.cond(step @ self.matrices[k]) < _STEEPEST
+                    total = step @ self.element.matrices_of(k).to(step)
+                    reached = torch.linalg.cond(total) < _STEEPEST
                     self._mix(k, torch.where(reached[:, None, None], step, eye))
                 elif by_weights:
                     self._turn([k])
             apart = self._apart()
             if by_weights and apart > self.apart:  # numbers of planes are balanced
-                self._return_to(before)
+                self.params.stand(before)
             elif not by_weights:
                 self.apart = apart
             if apart > self.apart * (1 - 1e-4):
@@ -274,24 +267,24 @@ class Pair:
 
     def _mix(self, k: int, step: Tensor) -> float:
         """Mix the channels of one group, and return the distance of the matrices from one."""
-        self.matrices[k] = step @ self.matrices[k]
-        self.params.mix(k, self.matrices[k])
+        values: Values = {"linear": [step if j == k else None for j in range(len(self.sym.linear))]}
+        names = self.sym.moved_by(self.sym.linear[k])
+        self.params.move(Element.of_values(self.sym, values, step, names))
         for moments in (self.channels, self.everywhere):
             if moments is not None:
                 moments[k] = moments[k].mixed(step)
         return float((step - torch.eye(step.shape[-1]).to(step)).abs().max())
 
     # -------------------------------------------------------- permutations
-    def _permute(self, step: Sequence[Tensor]) -> None:
-        """Permute the network with the matrices and moments of its spaces."""
-        if all(torch.equal(p, torch.arange(len(p))) for p in step):
+    def _permute(self, orders: Sequence[Tensor | None]) -> None:
+        """Permute the network with the moments of its spaces."""
+        step = Element.of_values(self.sym, {"permutations": orders})
+        if not step.moving:
             return
-        self.permutations = compose(self.permutations, step, self.sym)
-        self.matrices = self.spaces.carried(self.matrices, step)
-        self.params = standing(self.params.given, self.sym, self.element)
-        orders = [spaces for spaces, _ in self.spaces.orders(step)]
+        self.params.move(step)
+        spaces = self.spaces.orders(step)
         self.channels, self.everywhere = (
-            None if every is None else [m.reordered(o) for m, o in zip(every, orders, strict=True)]
+            None if every is None else [m.reordered(o) for m, o in zip(every, spaces, strict=True)]
             for every in (self.channels, self.everywhere)
         )
 
@@ -302,7 +295,8 @@ class Pair:
             return result, True
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
-            orders, sure = orders_by_ascent(self.params.stack, self.goal, reduced)
+            found, sure = ascended(self.params.stack, self.goal, reduced)
+            orders: Sequence[Tensor] = found.permutations
         else:
             moving = self._as_given()
             orders = match_activations(
@@ -315,7 +309,7 @@ class Pair:
 
     def _as_given(self) -> Params:
         """The network as it stands, with its own shifts, in the precision of the reference."""
-        network, like = moved(dict(self.given), self.sym, self.element), self.reference
+        network, like = self.element.on_some(dict(self.given)), self.reference
         return {n: t.to(like[n].dtype) if n in like else t for n, t in network.items()}
 
     def _exchange(self) -> bool:
@@ -339,3 +333,62 @@ class Pair:
         values, spaces = all_pairs(self.sym.linear[k], moments), spaces.to(moments.moving.device)
         moving = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity
         return values[spaces[:, None], spaces[None]].sum(-1) / moving.sum().clamp_min(1e-300)
+
+
+# ------------------------------------------------------------ learning
+def learn_match(
+    start: FullMatch,
+    params: Params,
+    reference: Params,
+    sym: Symmetries,
+    model: nn.Module,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    loss: Loss = nn.functional.cross_entropy,
+    learning: Learning | None = None,
+    seed: int = 0,
+) -> FullMatch:
+    r"""Lower the loss half way between two networks over the group elements that join them.
+
+    .. math:: \min_{g} \; L(\tfrac12 (a + g b))
+
+    Heads stay where the start has put them. The element with the least loss on batches that were
+    held back is kept, be it the start.
+
+    Args:
+        start: what `match_all` has found, usually by activations.
+        params: the network that moves.
+        reference: the network that stays.
+        sym: what `discover` returned.
+        model: gives the computation; it runs in evaluation mode and is left untouched. Statistics
+            of BatchNorm are those of the batch.
+        batches: pairs of input and target.
+        loss: mean loss of a batch.
+        learning: how to learn.
+        seed: of the order of batches, and of those that are held back.
+
+    >>> from weightsym import params as P
+    >>> from weightsym import Learning, discover, interpolate, learn_match, match_all
+    >>> mse, x = torch.nn.functional.mse_loss, torch.randn(64, 8)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
+    >>> sym, (a, b) = discover(net, x), P.unstack(P.populate(net, 2))
+    >>> start = match_all(a, b, sym)
+    >>> how = Learning(steps=25)
+    >>> found = learn_match(start, a, b, sym, net, [(x, x)] * 2, loss=mse, learning=how)
+    >>> half_way = [interpolate(b, match.element(a), 0.5) for match in (start, found)]
+    >>> bool(mse(P.apply(net, half_way[1], x), x) <= mse(P.apply(net, half_way[0], x), x))
+    True
+    """
+    if not isinstance(start, FullMatch):
+        raise ValueError(f"`start` must be what `match_all` returns, got {type(start).__name__}.")
+    check_one_network(reference, sym, "reference")
+    check_one_network(params, sym, "params")
+    if not (sym.permutations or sym.linear):
+        return start
+    learning = learning or Learning()
+    teaching, judging = parted(batches, learning.held_back, seed)
+    half_way = HalfWay(model, reference, loss, judging)
+    element, _ = learn(params, half_way, teaching, start.element, learning, seed)
+    return FullMatch(
+        element, start.before, distance(Moved(params, element), reference, sym.compared)
+    )

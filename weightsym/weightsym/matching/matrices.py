@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -11,78 +10,16 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.balanced_form import Balance, balance_spaces
-from weightsym.groups.actions import axis_permutation, mix, permute, permute_some
-from weightsym.groups.element import Element as GroupElement
-from weightsym.groups.mixing import mix_some
+from weightsym.groups.axis_maps import AxisMap
+from weightsym.groups.element import Element
 from weightsym.groups.placements import LinearKind, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, PermutationGroup, Symmetries, without_groups
 from weightsym.matching.channels import ChannelMoments
-from weightsym.params import Params
-
-Element = tuple[list[Tensor], list[Tensor]]
-"""Permutations, which act first, and matrices."""
 
 _NOISE = 1e-13  # eigenvalues of moments below this share of the largest are rounding
 _SHORTER = 4  # lengths of a step that are tried, each a third of the one before
 _GAIN = 1e-9  # of the misfit: a step that takes less off it is the last one
 _ORDERED = ("general", "orthogonal", "centred")
-
-
-@dataclass(frozen=True, eq=False)
-class FullMatch:
-    """Permutations and matrices that bring a network, or every member of a stack, to a reference.
-
-    Attributes:
-        permutations: one per group of ``sym.permutations``, for `permute`; they act first.
-        matrices: one tensor per group of ``sym.linear``, for `mix`.
-        before: distance of the weights to those of the reference, before.
-        after: the same afterwards.
-
-    >>> from weightsym import params as P
-    >>> from weightsym import discover, match_all
-    >>> adapter = torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 8))
-    >>> sym, stack = discover(adapter, torch.randn(8, 8)), P.populate(adapter, 2)
-    >>> found = match_all(*P.unstack(stack), sym)
-    >>> bool(found.after < found.before), found.matrices[0].shape
-    (True, torch.Size([1, 3, 3]))
-    """
-
-    permutations: tuple[Tensor, ...]
-    matrices: tuple[Tensor, ...]
-    before: Tensor
-    after: Tensor
-
-    def apply(self, params: Params, sym: Symmetries) -> Params:
-        """The network or stack in the frame of the reference, with the same function."""
-        return mix(permute(params, sym, self.permutations), sym, self.matrices)
-
-    def as_element(self, sym: Symmetries) -> GroupElement:
-        """The element of the group that does the same.
-
-        Args:
-            sym: what `discover` returned.
-        """
-        return GroupElement.of_groups(sym, permutations=self.permutations, matrices=self.matrices)
-
-    def __str__(self) -> str:
-        """Counts of what has moved, and the distance of weights before and after."""
-        before, after = float(self.before.mean()), float(self.after.mean())
-        groups = f"{len(self.permutations)} permutations, {len(self.matrices)} groups of matrices"
-        return f"{groups}: distance of weights {before:.4g} before, {after:.4g} after"
-
-
-def moved(params: Params, sym: Symmetries, element: Element) -> Params:
-    """A network or a stack after permutations and matrices."""
-    return mix_some(permute_some(params, sym, element[0]), sym, element[1])
-
-
-def together(elements: Sequence[Element]) -> Element:
-    """The elements of several networks as one for their stack."""
-    permutations, matrices = (
-        [torch.stack([t.to(rows[0]) for t in rows]) for rows in zip(*parts, strict=True)]
-        for parts in zip(*elements, strict=True)
-    )
-    return permutations, matrices
 
 
 # ------------------------------------------------------------ nearest matrices
@@ -278,26 +215,14 @@ class SpaceMap:
     def _first_owners(self) -> list[Tensor]:
         return [_owners(self.sym, group, group.placements[0].axis) for group in self.sym.linear]
 
-    def orders(self, permutations: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """For every group of matrices, which space comes to the place of each, and which channel.
-
-        The first has one number for each space, the second one for each of its channels.
-        """
+    def orders(self, step: Element) -> list[Tensor]:
+        """For every group of matrices, the space that a step brings to the place of each."""
         result = []
         for group, owners in zip(self.sym.linear, self._first_owners, strict=True):
-            placement = group.placements[0]
-            index = axis_permutation(self.sym, placement.axis, permutations)
-            spaces, channels = owners[index[placement.positions[..., 0]]].unbind(-1)
-            result.append((spaces[:, 0], channels))
+            axis, positions = group.placements[0].axis, group.placements[0].positions[:, 0, 0]
+            index = step.without_shifts.axes.get(axis, AxisMap()).monomial.index
+            result.append(owners[positions if index is None else index.cpu()[positions], 0])
         return result
-
-    def carried(self, matrices: Sequence[Tensor], permutations: Sequence[Tensor]) -> list[Tensor]:
-        r"""Matrices that do after permutations what these do before: :math:`P M P^{-1}`."""
-        pairs = zip(matrices, self.orders(permutations), strict=True)
-        return [
-            m[..., spaces[:, None, None], channels[:, :, None], channels[:, None, :]]
-            for m, (spaces, channels) in pairs
-        ]
 
 
 def _owners(sym: Symmetries, linear: LinearGroup, axis: int) -> Tensor:

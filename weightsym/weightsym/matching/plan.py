@@ -12,9 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from weightsym.forms.sorting import crossing_groups
-from weightsym.groups.actions import axes_by_tensor, reached_axes
-from weightsym.groups.element import Kind
-from weightsym.groups.elements import homes, identity
+from weightsym.groups.elements import identity
 from weightsym.groups.symmetries import Axis, Placement, Symmetries
 from weightsym.groups.units import other_axes
 
@@ -57,25 +55,16 @@ class Plan:
 
     # -------------------------------------------------------- tensors
     @cached_property
-    def tensors(self) -> dict[str, list[int]]:
-        """The axes of every tensor that a permutation reaches."""
-        return axes_by_tensor(self.sym, "permutations")
-
-    @cached_property
     def compared(self) -> list[str]:
         """The tensors that count: all that permutations reach but running statistics."""
         exchanged = (n for g in self.groups for row in g.tensors for n in row)
-        return [n for n in dict.fromkeys([*self.tensors, *exchanged]) if n in self.sym.compared]
+        reached = (self.axes[a].tensor for a in self.sym.placements_by_axis("permutations"))
+        return [n for n in dict.fromkeys([*reached, *exchanged]) if n in self.sym.compared]
 
     @cached_property
     def size(self) -> int:
         """The number of weights that count."""
         return sum(self.sym.shapes[n].numel() for n in self.compared)
-
-    @cached_property
-    def flipped(self) -> dict[str, dict[int, list[Kind]]]:
-        """The axes of every tensor that flips of units reach."""
-        return reached_axes(self.sym, ("signs",))
 
     # -------------------------------------------------------- families
     @cached_property
@@ -114,7 +103,12 @@ class Plan:
     @cached_property
     def homes(self) -> dict[int, tuple[int, int, int]]:
         """Of every group inside a block: the group of blocks, its row there, the block."""
-        return homes(self.sym)
+        return {
+            member: (g, k, slot)
+            for g, group in enumerate(self.groups)
+            for k, row in enumerate(group.inner)
+            for slot, member in enumerate(row)
+        }
 
     def inside(self, group: int) -> list[int]:
         """The families that lie inside the units of a group, however deep."""
@@ -189,12 +183,15 @@ class Plan:
         return any(self.neighbours) or any(self.sees_itself)
 
     @cached_property
+    def moved(self) -> list[list[str]]:
+        """The tensors on which every family acts."""
+        every = ([self.axes[a].tensor for a in self._axes_of(f)] for f in self.families)
+        return [list(dict.fromkeys(names)) for names in every]
+
+    @cached_property
     def names(self) -> list[list[str]]:
-        """The tensors that count on which every family acts."""
-        return [
-            [n for n in self.compared if n in {self.axes[a].tensor for a in self._axes_of(f)}]
-            for f in self.families
-        ]
+        """Those of them that count."""
+        return [[n for n in self.compared if n in set(names)] for names in self.moved]
 
     @cached_property
     def views(self) -> list[list[list[Placement]]]:

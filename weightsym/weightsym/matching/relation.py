@@ -18,8 +18,7 @@ from scipy.special import gammaincc
 from torch import Tensor
 
 from weightsym.forms.fingerprint import at_least_mass
-from weightsym.groups.actions import multiply, reorder_units
-from weightsym.groups.mixing import multiplied
+from weightsym.groups.actions import act, multiply_sides
 from weightsym.groups.placements import LinearGroup, Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import WRITES, other_axes, unit_rows
@@ -333,9 +332,9 @@ class _Walk:
         first += [p for p in biases if self._layer(p) in layers]
         sources = frozenset[str]().union(*(self._sources(p) or () for p in first))
         if isinstance(group, LinearGroup):
-            self._turn(group, first)
+            self._turn(node[1], group, first)
         else:
-            self._order(group, first)
+            self._order(node[1], first)
             rest = [p for p in places if axes[p.axis].tensor not in sources and self._is_wide(p)]
             if rest and group.units > 1:
                 self.agreeing[node[1]] = fixed_points(self._order_within(rest))
@@ -361,7 +360,7 @@ class _Walk:
         return self.sym.shapes[axis.tensor].numel() > axis.length
 
     # -------------------------------------------------------- from what comes before
-    def _turn(self, group: LinearGroup, first: Sequence[Placement]) -> None:
+    def _turn(self, k: int, group: LinearGroup, first: Sequence[Placement]) -> None:
         """Turn spaces as Procrustes does."""
         cross = torch.zeros((), dtype=torch.float64)
         for place in first:
@@ -369,16 +368,13 @@ class _Walk:
             cross = cross + (theirs @ mine.mT).double()
         basis = group.basis.to(cross)
         turn = group.lifted(procrustes(basis.mT @ cross @ basis).matrices)
-        self.moving = multiplied(self.moving, self.sym, group, turn, turn)
+        self.moving = multiply_sides(self.moving, self.sym, k, turn, turn)
 
-    def _order(self, group: PermutationGroup, first: Sequence[Placement]) -> None:
+    def _order(self, k: int, first: Sequence[Placement]) -> None:
         """Put units in the order of those of the goal."""
-        order = assign(self._cosines(self.goal, self.moving, first))[None]
-        for place in group.placements:
-            axis = self.sym.axes[place.axis]
-            if axis.tensor in self.moving:
-                w = self.moving[axis.tensor][None]
-                self.moving[axis.tensor] = reorder_units(w, axis, [(place, order)])[0]
+        order = assign(self._cosines(self.goal, self.moving, first))
+        orders = [order if j == k else None for j in range(len(self.sym.permutations))]
+        self.moving = act(self.moving, self.sym, {"permutations": orders})
 
     def _flip(self, first: Sequence[Placement]) -> None:
         """Give signs that act on what was compared the values that suit it."""
@@ -393,7 +389,7 @@ class _Walk:
             signs = [torch.ones(g.units) for g in sym.signs]
             signs[k] = torch.where(total < 0, -1.0, 1.0).expand(group.units)
             some = {n: self.moving[n] for n in sym.moved_by(group) if n in self.moving}
-            self.moving |= multiply(some, sym, {"signs": signs})
+            self.moving |= act(some, sym, {"signs": signs})
         self.signed |= flips
 
     def _rows(self, place: Placement) -> list[Tensor]:

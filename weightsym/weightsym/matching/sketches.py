@@ -13,7 +13,7 @@ from torch import Tensor
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.units import unit_rows
-from weightsym.matching.standing import column_blocks, gram
+from weightsym.matching.moved import column_blocks, gram
 
 MANY = 1024
 """Groups of as many units are matched by sketches first."""

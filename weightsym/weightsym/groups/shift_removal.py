@@ -1,4 +1,4 @@
-"""One side of spaces mixed by a matrix, the other by a second one, and shifts that are removed."""
+"""Removal of the shifts that biases take up: one network for all that shifts make equal."""
 
 from __future__ import annotations
 
@@ -11,44 +11,10 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from weightsym.groups.actions import act
-from weightsym.groups.axis_maps import AxisMap, along_axis
-from weightsym.groups.element import mixing_at
+from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import Placement, ShiftGroup
-from weightsym.groups.symmetries import LinearGroup, Symmetries, incidence
+from weightsym.groups.symmetries import Symmetries, incidence
 from weightsym.params import Params, is_stacked
-
-
-def mix_some(params: Params, sym: Symmetries, matrices: Sequence[Tensor]) -> Params:
-    """`mix` for a part of the tensors, without checks."""
-    return act(params, sym, {"linear": matrices})
-
-
-def multiplied(
-    params: Params, sym: Symmetries, group: LinearGroup, forward: Tensor, inverse_transpose: Tensor
-) -> Params:
-    """Multiply one side of the spaces of one group by a matrix, the other by a second one.
-
-    Args:
-        params: a network or a stack, or those tensors of it that are there.
-        sym: what `discover` returned.
-        group: one of ``sym.linear``.
-        forward: ``(..., spaces, size, size)``, for the places with exponent 1.
-        inverse_transpose: the same for those with exponent -1.
-    """
-    result = dict(params)
-    for placement in group.placements:
-        name = sym.axes[placement.axis].tensor
-        if name in params:
-            factor = forward if placement.exponent == 1 else inverse_transpose
-            result[name] = mixed_axis(result[name], sym, placement, factor)
-    return result
-
-
-def mixed_axis(w: Tensor, sym: Symmetries, placement: Placement, matrices: Tensor) -> Tensor:
-    """One tensor whose channels at some positions of one axis are mixed."""
-    axis = sym.axes[placement.axis]
-    offset = w.ndim - len(sym.shapes[axis.tensor])
-    return AxisMap(mixings=(mixing_at(placement, matrices.to(w)),)).act(w, axis, offset)
 
 
 def remove_shifts(params: Params, sym: Symmetries) -> Params:

@@ -1,0 +1,163 @@
+"""A network that an element has moved: each tensor is moved when it is read, and dropped again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from weightsym.groups.element import Element
+from weightsym.networks.devices import at_least_single
+
+K = TypeVar("K", bound=Hashable)
+_KEPT = 2**28  # bytes of each kind that are held at once
+_AT_ONCE = 2**24  # numbers that are converted at once
+
+
+class Recent(dict[K, Tensor]):
+    """The tensors that were computed last, as many as fit."""
+
+    def __init__(self, most: int = _KEPT) -> None:
+        super().__init__()
+        self.most, self.size = most, 0
+
+    def __setitem__(self, key: K, tensor: Tensor) -> None:
+        if key in self:
+            self.pop(key)
+        size = tensor.nbytes
+        if size > self.most:
+            return
+        while self.size + size > self.most:
+            self.pop(next(iter(self)))
+        self.size += size
+        super().__setitem__(key, tensor)
+
+    def pop(self, key: K, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
+        """Let go of one tensor."""
+        tensor = super().pop(key, None)
+        if tensor is None:
+            return default
+        self.size -= tensor.nbytes
+        return tensor
+
+    def clear(self) -> None:
+        """Let go of all."""
+        super().clear()
+        self.size = 0
+
+
+class Moved(Mapping[str, Tensor]):
+    """A network or a stack after an element of the group, tensor by tensor.
+
+    Args:
+        given: the tensors as they are; nothing is written to them.
+        element: what has moved them.
+    """
+
+    def __init__(self, given: Mapping[str, Tensor], element: Element) -> None:
+        self.given, self.element = given, element
+        self._recent = Recent[str]()
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._recent:
+            moved = self.element.of(name, self._read)
+            self._recent[name] = moved
+            return moved
+        return self._recent[name]
+
+    def _read(self, name: str) -> Tensor:
+        w = self.given[name]
+        return at_least_single(w) if self.element.mixes else w
+
+    def move(self, step: Element) -> None:
+        """Let a further element act.
+
+        Args:
+            step: what acts on the network as it stands.
+        """
+        self.element = step @ self.element
+        for name in step.moving:
+            self._recent.pop(name)
+
+    def stand(self, element: Element) -> None:
+        """Let another element act, in place of the one that has.
+
+        Args:
+            element: what acts on the network as it was given.
+        """
+        self.element = element
+        self._recent.clear()
+
+    @property
+    def stack(self) -> Mapping[str, Tensor]:
+        """The same network as a stack of one."""
+        return StackOfOne(self)
+
+
+@dataclass(frozen=True)
+class StackOfOne(Mapping[str, Tensor]):
+    """A network as a stack of one, tensor by tensor."""
+
+    network: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.network)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.network)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.network[name][None]
+
+
+# ------------------------------------------------------------ sums over many numbers
+def gram(goal: Tensor, moving: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inner products of all rows of two tensors, some of their columns at a time.
+
+    Args:
+        goal: rows ``(..., units, numbers)``.
+        moving: others, as long.
+        dtype: in which they are multiplied.
+    """
+    if max(goal.numel(), moving.numel()) <= _AT_ONCE:
+        return goal.to(dtype) @ moving.to(dtype).mT
+    total = None
+    for some in column_blocks(goal.shape[-1], max(goal[..., 0].numel(), moving[..., 0].numel())):
+        part = goal[..., some].to(dtype) @ moving[..., some].to(dtype).mT
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inner product of every member of a stack with one tensor, or with its own.
+
+    Args:
+        a: of a stack.
+        b: of one network or of as many.
+        dtype: in which they are multiplied.
+    """
+    if a.numel() <= _AT_ONCE:
+        product = a.to(dtype) * b.to(a.device, dtype)
+        return product.flatten(1).sum(1, dtype=torch.float64).cpu()
+    rows, others = a.flatten(1), b.reshape(-1, a[0].numel())
+    total = torch.zeros(len(rows), dtype=torch.float64, device=a.device)
+    for some in column_blocks(rows.shape[1], len(rows)):
+        product = rows[:, some].to(dtype) * others[:, some].to(a.device, dtype)
+        total += product.sum(1, dtype=torch.float64)
+    return total.cpu()
+
+
+def column_blocks(length: int, each: int) -> Iterator[slice]:
+    """Ranges of columns, few enough to be converted at once."""
+    step = max(1, _AT_ONCE // max(1, each))
+    yield from (slice(k, k + step) for k in range(0, max(1, length), step))
