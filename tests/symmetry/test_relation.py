@@ -1,12 +1,15 @@
 """The relation of two networks: verdicts for all known networks, and laws of the probabilities."""
 
+import copy
 import itertools
 import math
+import os
+from pathlib import Path
 
 import pytest
 import scipy.stats
 import torch
-from checked_symmetries import seeded
+from checked_symmetries import furthest, seeded
 from known_networks import NETWORKS, ORDERED, REPEATED
 from test_matching import noisy
 from torch import nn
@@ -16,6 +19,7 @@ from lightning_bnn import models
 from lightning_bnn.datamodules import Digits
 from weightsym import Element, discover, relation
 from weightsym import params as P
+from weightsym.discovery.folding import fold_networks
 from weightsym.matching.relation import EXCESS, law_of_fixed_points, p_agreeing, p_in_place
 
 
@@ -228,3 +232,52 @@ def test_small_networks_cannot_be_told():
     a, b = map(P.of, nets)
     moved = Element.random(sym, seeded())(a)
     assert verdicts((a, moved, b), a, sym) == ["same function"] * 2 + ["cannot be told"]
+
+
+# ------------------------------------------------------------ a real language model
+def llamas():
+    """A trained Llama, a copy that was trained on, and an untrained one, with folded norms."""
+    transformers = pytest.importorskip("transformers")
+    folder = Path(os.environ.get("LIGHTNING_BNN_DATA", "data")) / "llama2c"
+    if not folder.exists():
+        pytest.skip(f"{folder} is not there")
+    torch.manual_seed(0)
+    make = transformers.LlamaForCausalLM
+    config = transformers.LlamaConfig.from_pretrained(folder, tie_word_embeddings=False)
+    first = make.from_pretrained(folder, config=config)
+    with torch.no_grad():
+        first.lm_head.weight.copy_(first.model.embed_tokens.weight)
+    tuned = copy.deepcopy(first)
+    optimizer = torch.optim.AdamW(tuned.parameters(), lr=1e-3)
+    for _ in range(20):
+        tokens = torch.randint(config.vocab_size, (4, 32))
+        optimizer.zero_grad()
+        tuned(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    networks = [Logits(m).eval() for m in (first, tuned, make(config))]
+    example = torch.randint(config.vocab_size, (1, 8))
+    model, params = fold_networks(networks[0], [P.of(m) for m in networks], example)
+    return discover(model, example), params
+
+
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens):
+        return self.model(input_ids=tokens, use_cache=False).logits
+
+
+@pytest.mark.e2e
+def test_no_symmetry_hides_what_a_llama_was_made_from():
+    sym, (first, tuned, other) = llamas()
+    attack = Element.random(sym, seeded(3))
+    assert furthest(attack(first), first) > 0.1
+    assert relation(attack(first), first, sym).verdict == "same function"
+    found = [relation(network, first, sym) for network in (tuned, attack(tuned))]
+    assert [r.verdict for r in found] == ["made from it"] * 2
+    plain, attacked = (r.difference.rest for r in found)
+    assert 0.01 < plain < 0.1
+    assert attacked == pytest.approx(plain, rel=0.02)
+    assert relation(attack(other), first, sym).verdict == "independent"

@@ -55,6 +55,7 @@ class Alignment(Moves):
             the tensors that permutations (with matrices: any symmetries) reach; first as they were
             given.
         method: ``"joint"`` or ``"reference"``.
+        count: the number of networks.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -70,6 +71,12 @@ class Alignment(Moves):
 
     spread: tuple[float, ...]
     method: AlignMethod
+    count: int
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The number of networks."""
+        return (self.count,)
 
     def between(self, a: int, b: int) -> Element:
         """The element that brings network ``a`` into the frame of network ``b``.
@@ -150,7 +157,7 @@ def align(
     element = _as_the_first(best.element)
     if not (mixing and sym.linear):
         spread = distance_to_mean(stack, plan_of(sym).compared, counts)
-        return Alignment(element, (spread, *best.spread), method)
+        return Alignment(element, (spread, *best.spread), method, len(counts))
     return _with_matrices(stack, sym, element, method, rounds, seed, counts)
 
 
@@ -369,7 +376,7 @@ def _with_matrices(
     best = min(frames, key=lambda frame: frame.spread[-1])
     element = Element.joined(best.elements, [1] * len(counts))
     spread = distance_to_mean(stack, sorted(sym.compared), counts)
-    return Alignment(_as_the_first(element), (spread, *best.spread), method)
+    return Alignment(_as_the_first(element), (spread, *best.spread), method, len(counts))
 
 
 # ------------------------------------------------------------ distances

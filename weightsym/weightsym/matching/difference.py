@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.matching.channels import distance
 from weightsym.matching.match import ByWeights, match
 from weightsym.matching.match_all import match_all
+from weightsym.matching.walk import Walk
 from weightsym.networks.devices import precise, widest
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight
@@ -85,6 +86,8 @@ class Difference:
         b: the second one.
         permutations: for every unit of B the one of A, as it was given, that matching by weights
             finds without knowing the places of units.
+        agreeing: by group of permutations, how many units what comes before them and what follows
+            match alike; groups whose weights cannot be parted are left out.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -100,6 +103,7 @@ class Difference:
     a: Params = field(repr=False)
     b: Params = field(repr=False)
     permutations: tuple[Tensor, ...] = field(repr=False)
+    agreeing: Mapping[int, int] = field(repr=False)
 
     @property
     def rest(self) -> float:
@@ -160,10 +164,12 @@ def difference(
     ends = _Search(sym, method, seed).in_order(moving, goal)
     matched = _closest(ends)
     steps.append(_closest([matched, matched._replace(a=moving, permutations=identity(sym))]))
+    walk = Walk(a, b, sym)
     if sym.linear:
-        steps.append(_mixed(steps[-1], ends, sym))
+        steps.append(_mixed(steps[-1], ends, walk))
     stages = tuple(_stage(step) for step in steps)
-    return Difference(stages, steps[-1].a, steps[-1].b, tuple(matched.permutations))
+    last, orders = steps[-1], tuple(matched.permutations)
+    return Difference(stages, last.a, last.b, orders, walk.agreeing)
 
 
 # ------------------------------------------------------------ steps
@@ -261,26 +267,30 @@ class _Search:
         return step._replace(a=matched.element(step.a), permutations=moved)
 
 
-def _mixed(best: _Step, ends: Sequence[_Step], sym: Symmetries) -> _Step:
+def _mixed(best: _Step, ends: Sequence[_Step], walk: Walk) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
-    The first one starts as it stands beside the second one, then as balanced by itself from every
-    end of matching units, of which distances do not tell the best before channels fit.
+    The first one starts where a walk through both has brought it, then as it stands beside the
+    second one, then as balanced by itself from every end of matching units, of which distances do
+    not tell the best before channels fit.
     """
-    goal, beside = balanced_together([best.b, best.a], sym, "min-mass")
+    sym = walk.sym
 
     def starts() -> Iterator[_Step]:
-        yield best._replace(a=beside)
+        yield best._replace(a=walk.moving, b=walk.goal)
+        goal, beside = balanced_together([best.b, best.a], sym, "min-mass")
+        best_beside = best._replace(a=beside, b=goal)
+        yield best_beside
         for k, end in enumerate(ends):
             (alone,) = balanced_together([end.a], sym, "min-mass")
-            yield from (end._replace(a=w) for w in sign_choices(alone, sym)[k : k + 1])
+            yield from (best_beside._replace(a=w) for w in sign_choices(alone, sym)[k : k + 1])
 
     def mixed() -> Iterator[_Step]:
         for start in starts():
-            end = _with_matrices(start._replace(name="channels mixed", b=goal), sym)
+            end = _with_matrices(start._replace(name="channels mixed"), sym)
             yield end
             if sym.signs:
-                flipped = end._replace(a=fitted_signs(end.a, goal, sym))
+                flipped = end._replace(a=fitted_signs(end.a, end.b, sym))
                 yield _with_matrices(flipped, sym)
 
     return _closest(_until_settled(mixed()))

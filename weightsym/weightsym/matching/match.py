@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, overload
@@ -45,14 +46,19 @@ class Moves(Sequence[Tensor]):
     element: Element
 
     @property
+    @abstractmethod
+    def members(self) -> Sequence[int]:
+        """The number of networks of a stack, nothing for one network."""
+
+    @property
     def permutations(self) -> tuple[Tensor, ...]:
         """The order of the units of every group, for `permute`."""
-        return self.element.permutations
+        return tuple(p.expand(*self.members, -1) for p in self.element.permutations)
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
         """Those that mix channels after the permutations, for `mix`."""
-        return self.element.matrices
+        return tuple(m.expand(*self.members, *m.shape[-3:]) for m in self.element.matrices)
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
@@ -92,6 +98,11 @@ class MatchResult(Moves):
 
     objective: Tensor
     method: str | tuple[str, ...]
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The number of networks of a stack, nothing for one network."""
+        return self.objective.shape
 
     def single(self) -> MatchResult:
         """The result of the only member of a stack."""

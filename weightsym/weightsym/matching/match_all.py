@@ -54,6 +54,11 @@ class FullMatch(Moves):
     before: Tensor
     after: Tensor
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The number of networks of a stack, nothing for one network."""
+        return self.before.shape
+
     def __str__(self) -> str:
         """Counts of what has moved, and the distance of weights before and after."""
         before, after = float(self.before.mean()), float(self.after.mean())

@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import gammaincc
 from torch import Tensor
 
-from weightsym.forms.fingerprint import at_least_mass
-from weightsym.groups.actions import act, multiply_sides
-from weightsym.groups.placements import LinearGroup, Placement
-from weightsym.groups.symmetries import PermutationGroup, Symmetries
-from weightsym.groups.units import WRITES, other_axes, unit_rows
+from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.difference import Difference, difference
 from weightsym.matching.match import ByWeights
-from weightsym.matching.matrices import SpaceMap, procrustes
-from weightsym.matching.plan import assign
+from weightsym.matching.walk import fixed_points
 from weightsym.params import Params, is_weight
 
 Verdict = Literal["same function", "made from it", "independent", "cannot be told"]
@@ -144,7 +138,7 @@ def relation(
     'independent'
     """
     found = difference(a, b, sym, method=method, seed=seed)
-    agreeing = _agreements(a, b, sym)
+    agreeing = found.agreeing
     groups = [
         SharedUnits(group.name, group.units, fixed_points(order), agreeing.get(k))
         for k, (group, order) in enumerate(zip(sym.permutations, found.permutations, strict=True))
@@ -160,11 +154,6 @@ def relation(
 
 
 # ------------------------------------------------------------ probabilities
-def fixed_points(order: Tensor) -> int:
-    """The number of units that a permutation leaves where they are."""
-    return int((order == torch.arange(len(order))).sum())
-
-
 def law_of_fixed_points(units: int) -> NDArray[np.float64]:
     """Probabilities of 0, 1, 2 ... fixed points of a uniform permutation.
 
@@ -256,175 +245,3 @@ def _beyond_means(pair: Sequence[Tensor], sym: Symmetries, name: str) -> tuple[l
         share *= 1 - 1 / rest[0].shape[dim]
     still = [float(r.norm()) < 1e-6 * float(w.norm()) for r, w in zip(rest, pair, strict=True)]
     return [r * (not s) for r, s in zip(rest, still, strict=True)], share
-
-
-# ------------------------------------------------------------ units that are found twice
-def _agreements(a: Params, b: Params, sym: Symmetries) -> dict[int, int]:
-    """By group of permutations, how many units two sets of tensors match alike."""
-    (moving, _), (goal, _) = (at_least_mass(w, sym, mixing=True) for w in (a, b))
-    return _Walk(moving, goal, sym).agreeing
-
-
-Node = tuple[str, int]
-"""A group of permutations or of matrices, by its kind and number."""
-
-
-class _Walk:
-    """Two networks whose groups are matched one by one, by tensors that come before each.
-
-    Both have the least mass, so that matrices are rotations. What follows a group then judges how
-    its units were matched: by the cosines of its units with each other, which nothing behind them
-    changes.
-
-    Attributes:
-        moving: the first network, as far as it has been brought to the second one.
-        goal: the second one.
-        sources: by group that is matched, all tensors whose numbers have decided how.
-        agreeing: by group of permutations, the units that what follows matches alike.
-    """
-
-    def __init__(self, a: Params, b: Params, sym: Symmetries) -> None:
-        self.sym, self.moving, self.goal = sym, dict(a), b
-        self.inside = SpaceMap(sym).contained
-        self.sources: dict[Node, frozenset[str]] = {}
-        self.agreeing: dict[int, int] = {}
-        self.signed: set[int] = set()
-        self.movers = {axis: self._movers(axis) for axis in range(len(sym.axes))}
-        waiting, left = list[Node](), self._nodes()
-        while len(left) != len(waiting):
-            waiting, left = left, [node for node in left if not self._visit(node)]
-
-    # -------------------------------------------------------- groups
-    def _nodes(self) -> list[Node]:
-        """The groups that are matched, in the order of the graph: no blocks and no experts."""
-        sym, exchanged = self.sym, self.sym.exchangeable_tensors.keys()
-        nodes = [("permutations", k) for k in range(len(sym.permutations)) if k not in self.inside]
-        nodes = [n for n in nodes if not sym.permutations[n[1]].inner]
-        nodes += [("linear", k) for k in range(len(sym.linear))]
-        nodes = [n for n in nodes if not exchanged & sym.moved_by(self._group(n))]
-        return sorted(nodes, key=lambda n: min(p.axis for p in self._group(n).placements))
-
-    def _group(self, node: Node) -> PermutationGroup | LinearGroup:
-        kind, index = node
-        return self.sym.permutations[index] if kind == "permutations" else self.sym.linear[index]
-
-    def _movers(self, axis: int) -> tuple[set[Node], Tensor]:
-        """What moves positions of an axis, and how many groups move each."""
-        nodes, counts = set[Node](), torch.zeros(self.sym.axes[axis].length, dtype=torch.long)
-        for kind in ("permutations", "linear"):
-            for k, placement in self.sym.placements_by_axis(kind).get(axis, ()):
-                if kind == "linear" or k not in self.inside:
-                    nodes.add((kind, k))
-                    counts[placement.positions.reshape(-1).unique().cpu()] += 1
-        return nodes, counts
-
-    def _visit(self, node: Node) -> bool:
-        """Match a group, if all that its weights are compared along has been matched."""
-        group, axes = self._group(node), self.sym.axes
-        places = [p for p in group.placements if axes[p.axis].tensor in self.sym.compared]
-        ready = [p for p in places if self._sources(p) is not None]
-        first = [p for p in ready if self._is_wide(p)]
-        first = [p for p in first if axes[p.axis].role in WRITES] or first
-        if not first:
-            return False
-        layers = {self._layer(p) for p in first}
-        biases = [p for p in ready if axes[p.axis].role == "out" and not self._is_wide(p)]
-        first += [p for p in biases if self._layer(p) in layers]
-        sources = frozenset[str]().union(*(self._sources(p) or () for p in first))
-        if isinstance(group, LinearGroup):
-            self._turn(node[1], group, first)
-        else:
-            self._order(node[1], first)
-            rest = [p for p in places if axes[p.axis].tensor not in sources and self._is_wide(p)]
-            if rest and group.units > 1:
-                self.agreeing[node[1]] = fixed_points(self._order_within(rest))
-        self.sources[node] = sources
-        self._flip(first)
-        return True
-
-    def _sources(self, place: Placement) -> frozenset[str] | None:
-        """The tensors that decide how weights at a place are compared, None if not all have."""
-        axes = self.sym.axes
-        others = [n for k in other_axes(self.sym, place.axis) for n in self.movers[k][0]]
-        shared = self.movers[place.axis][1][place.positions.reshape(-1).cpu()] > 1
-        if bool(shared.any()) or any(node not in self.sources for node in others):
-            return None
-        return frozenset({axes[place.axis].tensor}).union(*(self.sources[n] for n in others))
-
-    def _layer(self, place: Placement) -> str:
-        return self.sym.axes[place.axis].tensor.rpartition(".")[0]
-
-    def _is_wide(self, place: Placement) -> bool:
-        """True if each unit has more than one weight for each of its positions."""
-        axis = self.sym.axes[place.axis]
-        return self.sym.shapes[axis.tensor].numel() > axis.length
-
-    # -------------------------------------------------------- from what comes before
-    def _turn(self, k: int, group: LinearGroup, first: Sequence[Placement]) -> None:
-        """Turn spaces as Procrustes does."""
-        cross = torch.zeros((), dtype=torch.float64)
-        for place in first:
-            mine, theirs = self._rows(place)
-            cross = cross + (theirs @ mine.mT).double()
-        basis = group.basis.to(cross)
-        turn = group.lifted(procrustes(basis.mT @ cross @ basis).matrices)
-        self.moving = multiply_sides(self.moving, self.sym, k, turn, turn)
-
-    def _order(self, k: int, first: Sequence[Placement]) -> None:
-        """Put units in the order of those of the goal."""
-        order = assign(self._cosines(self.goal, self.moving, first))
-        orders = [order if j == k else None for j in range(len(self.sym.permutations))]
-        self.moving = act(self.moving, self.sym, {"permutations": orders})
-
-    def _flip(self, first: Sequence[Placement]) -> None:
-        """Give signs that act on what was compared the values that suit it."""
-        sym, names = self.sym, {self.sym.axes[p.axis].tensor for p in first}
-        flips = {k for p in first for k, _ in sym.placements_by_axis("signs").get(p.axis, ())}
-        for k in flips - self.signed:
-            group, total = sym.signs[k], torch.zeros((), dtype=torch.float64)
-            for place in group.placements:
-                if sym.axes[place.axis].tensor in names and place.exponent % 2:
-                    mine, theirs = self._rows(place)
-                    total = total + (mine * theirs).sum(-1).double()
-            signs = [torch.ones(g.units) for g in sym.signs]
-            signs[k] = torch.where(total < 0, -1.0, 1.0).expand(group.units)
-            some = {n: self.moving[n] for n in sym.moved_by(group) if n in self.moving}
-            self.moving |= act(some, sym, {"signs": signs})
-        self.signed |= flips
-
-    def _rows(self, place: Placement) -> list[Tensor]:
-        return [unit_rows(w, self.sym, place).float() for w in (self.moving, self.goal)]
-
-    # -------------------------------------------------------- from what follows
-    def _order_within(self, rest: Sequence[Placement]) -> Tensor:
-        """The order in which units of both are alike by their cosines with all other units.
-
-        Neither of the two that are compared counts: it stands where the first matching put it.
-        """
-        both = [self._cosines(w, w, rest).fill_diagonal_(0) for w in (self.moving, self.goal)]
-        others = max(len(both[0]) - 1, 1)
-        both = [(g - g.sum(1, keepdim=True) / others).fill_diagonal_(0) for g in both]
-        mine, theirs = (
-            (g.square().sum(1, keepdim=True) - g.square()).clamp_min(1e-30).sqrt() for g in both
-        )
-        return assign(both[0] @ both[1].mT / mine / theirs.mT)
-
-    def _cosines(self, a: Params, b: Params, places: Sequence[Placement]) -> Tensor:
-        """Cosines of the units of two networks at some places, with the signs that suit them."""
-        parts: dict[frozenset[int], Tensor] = {}
-        sizes = [torch.zeros(()), torch.zeros(())]
-        for place in places:
-            rows = [unit_rows(w, self.sym, place).float() for w in (a, b)]
-            sizes = [s.to(r.device) + r.square().sum(-1) for s, r in zip(sizes, rows, strict=True)]
-            product, signs = rows[0] @ rows[1].mT, self._signs(place)
-            parts[signs] = parts[signs] + product if signs in parts else product
-        total = torch.stack([p.abs() if signs else p for signs, p in parts.items()]).sum(0)
-        mine, theirs = (s.sqrt().clamp_min(1e-30) for s in sizes)
-        return total / mine[:, None] / theirs
-
-    def _signs(self, place: Placement) -> frozenset[int]:
-        """The groups of signs that flip units at a place."""
-        there = torch.zeros(self.sym.axes[place.axis].length, dtype=torch.bool)
-        there[place.positions.reshape(-1).cpu()] = True
-        pairs = self.sym.placements_by_axis("signs").get(place.axis, ())
-        return frozenset(k for k, p in pairs if bool(there[p.positions.reshape(-1).cpu()].any()))
