@@ -115,7 +115,7 @@ def test_gradients_are_dual(name):
         same(squared, {n: t.square() for n, t in moved.items()})
 
 
-@every
+@each
 def test_permutations_and_matrices_are_read_off(name):
     """Those that it was made of, and those of a product and of an inverse."""
     _, _, sym, params = known(name)
@@ -138,7 +138,7 @@ def compose_with_inverse(orders, sym):
     return Element.of_groups(sym, permutations=compose(orders, invert(orders, sym), sym))
 
 
-@every
+@each
 def test_stacks_are_joined_and_parted(name):
     _, _, sym, params = known(name)
     g, h = (Element.of_groups(sym, **{**parts(sym, seeded(k), 2), "shifts": None}) for k in (1, 2))
