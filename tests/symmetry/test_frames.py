@@ -91,6 +91,7 @@ def test_permuted_copies_of_one_network_become_equal(signs, sample, monkeypatch)
     """Also where five networks are many: they begin with a sample, and move two at a time."""
     if sample < 5:
         monkeypatch.setattr("weightsym.matching.align._PARTS", 3)
+        monkeypatch.setattr("weightsym.matching.align._MANY", sample)
         monkeypatch.setattr("weightsym.matching.align._SAMPLE", sample)
     torch.manual_seed(0)
     model = models.mlp(6, [12, 10], 3, nn.Tanh if signs else nn.ReLU).double()

@@ -39,8 +39,10 @@ _STILL, _ROUNDING = 1e-4, 1e-12
 squares off the spread is the last."""
 _SWEEPS = 100  # of one ascent
 _PARTS = 64  # of a stack, whose networks move at once
-_SAMPLE = 256
-"""Networks whose frame a larger stack begins with, to end when a sweep gains little."""
+_MANY = 256
+"""Networks up to which each moves by itself until none does; more end when a sweep gains little."""
+_SAMPLE = 64
+"""Networks whose frame a larger stack begins with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ class Alignment(Moves):
             the tensors that permutations (with matrices: any symmetries) reach; first as they were
             given.
         method: ``"joint"`` or ``"reference"``.
-        count: the number of networks.
+        networks: how many there are.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -71,12 +73,12 @@ class Alignment(Moves):
 
     spread: tuple[float, ...]
     method: AlignMethod
-    count: int
+    networks: int
 
     @property
     def members(self) -> Sequence[int]:
         """The number of networks."""
-        return (self.count,)
+        return (self.networks,)
 
     def between(self, a: int, b: int) -> Element:
         """The element that brings network ``a`` into the frame of network ``b``.
@@ -117,7 +119,7 @@ def align(
     and once with all matched to the first, and keeps the better end. Any two networks are then
     matched by way of the common frame, which is that of the first one: around every cycle the
     permutations cancel. With matrices the second start is what permutations alone have found. More
-    than 256 networks begin with all matched to the mean of 256 of them in their frame, move a part
+    than 256 networks begin with all matched to the mean of 64 of them in their frame, move a part
     at a time, and end once a sweep takes less than 1/10 000 off the distance.
 
     References:
@@ -195,7 +197,7 @@ def _starts(
 ) -> list[Element]:
     """Elements for all networks: matched to the first and as they are, or matched to a sample."""
     weighty = counts.nonzero().flatten()
-    if method == "joint" and len(weighty) > _SAMPLE:
+    if method == "joint" and len(weighty) > _MANY:
         rows = weighty[torch.linspace(0, len(weighty) - 1, _SAMPLE).long()]
         some = {n: t[rows.to(t.device)] for n, t in stack.items()}
         how: dict[str, Any] = {"signs": signs, "sweeps": sweeps, "seed": seed}
@@ -236,7 +238,7 @@ class _Frame:
         for _ in range(sweeps):
             total, still = _sums(self.standing, self.counts), True
             order = torch.randperm(len(self.parts), generator=self.generator).tolist()
-            for index in tqdm(order, "align", leave=False, disable=len(self.counts) <= _SAMPLE):
+            for index in tqdm(order, "align", leave=False, disable=len(self.counts) <= _MANY):
                 rows = self.parts[index]
                 counts, old = self.counts[rows], {n: t[rows] for n, t in self.standing.items()}
                 others = {n: t - _weighted(old[n], counts) for n, t in total.items()}
@@ -283,7 +285,7 @@ class _ByPermutations(_Frame):
     ) -> None:
         plan = plan_of(sym)
         nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
-        self.still = _STILL if len(counts) > _SAMPLE else 0.0
+        self.still = _STILL if len(counts) > _MANY else 0.0
         size = 1 if plan.branches else math.ceil(len(counts) / _PARTS)
         parts = [slice(k, k + size) for k in range(0, len(counts), size)]
         self.ascents = list[Ascent]()
