@@ -126,6 +126,7 @@ class _Frames:
     def __init__(self, params: Mapping[str, Tensor], sym: Symmetries) -> None:
         self.params, self.sym = params, sym
         self.spaces = {a: self._space(a) for a in range(len(sym.axes))}
+        self.shifted = {place.axis for group in sym.shifts for place in group.placements}
 
     def __iter__(self) -> Iterator[tuple[str, Frame]]:
         known: dict[Space, Frame] = {}
@@ -183,7 +184,8 @@ class _Frames:
     ) -> tuple[Space, Frame] | None:
         """The weights at an axis, with what they read replaced by its frame."""
         axis, space = self.sym.axes[a], self.spaces[a] or frozenset()
-        assert axis.dim is not None
+        if axis.dim is None or self.shifted & {*self.sym.axes_of[axis.tensor]} - {a}:
+            return None
         weight = weight.movedim(axis.dim, 0)
         if read is not None:
             dim = read[0].dim or 0
