@@ -97,8 +97,8 @@ def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterato
     except ValueError as error:
         raise Damaged(str(error)) from None
     if content.get("format") != _FORMAT:
-        found = repr(content.get("format"))[:80]
-        raise ValueError(f"{path} has format {found}, but this version reads {_FORMAT}.")
+        version = repr(content.get("format"))[:80]
+        raise ValueError(f"{path} has format {version}, but this version reads {_FORMAT}.")
     files = content.get("files")
     if not isinstance(files, dict) or list(files) != [
         f"tensors-{k:05d}.safetensors" for k in range(len(files))

@@ -272,9 +272,9 @@ def _opened(
         raise ValueError(f"{path} holds {kind!r}, which this version does not support.")
     root = _new_folder(folder)
     with draft_of(root) as draft:
-        read = _read_bank if kind == "bank" else _read_reference
+        reader = _read_bank if kind == "bank" else _read_reference
         try:
-            bank = read(content, parts, draft)
+            bank = reader(content, parts, draft)
         except DAMAGES as error:
             reason = first_line(error)
             raise ValueError(f"{path} is damaged and does not define a {kind}: {reason}") from None

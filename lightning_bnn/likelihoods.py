@@ -409,8 +409,8 @@ class Gaussian(Likelihood):
             if white is None:
                 std = self.log_std.exp()
             else:
-                one = torch.eye(len(white)).to(white)
-                std = torch.linalg.solve_triangular(white, one, upper=False).norm(dim=-1)
+                identity = torch.eye(len(white)).to(white)
+                std = torch.linalg.solve_triangular(white, identity, upper=False).norm(dim=-1)
             return outputs, std.to(outputs).expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(

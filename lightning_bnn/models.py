@@ -114,7 +114,7 @@ def resnet18(classes: int = 10, image_size: int = 32) -> nn.Module:
     return network
 
 
-def _draw_convolution(part: nn.Module) -> None:
+def _draw_convolution(module: nn.Module) -> None:
     """Draw weights as torchvision does for residual networks."""
-    if isinstance(part, nn.Conv2d):
-        nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

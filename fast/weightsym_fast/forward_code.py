@@ -1,4 +1,4 @@
-"""The code of a stage forwards: weighted sums, rectifier and pooling of a window in registers."""
+"""Code for the forward pass of a stage: weighted sums, rectifier and pooling in registers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weightsym_fast.vector_code import (
 
 
 def forward(code: VectorCode, stage: StageSizes) -> None:
-    """Outputs of a stage, and notes of which gradients go where.
+    """Write outputs of a stage, and notes for the backward pass.
 
     Args:
         code: where the instructions go.
@@ -123,7 +123,7 @@ def _rectified(code: VectorCode, value: str, slope: float) -> str:
 
 
 class _Pooled:
-    """The state of a window while its places come one after the other."""
+    """The state of a window during the loop over its places."""
 
     def __init__(self, code: VectorCode, stage: StageSizes) -> None:
         self.code, self.stage = code, stage
@@ -137,7 +137,7 @@ class _Pooled:
             code.write("zeroinitializer", self.place, self.notes)
 
     def take(self, value: str, start: str, number: int, notes: str) -> None:
-        """See the next place, ``number`` places behind ``start``."""
+        """Process the next place, ``number`` places after ``start``."""
         (self._larger if self.stage.pooling == "max" else self._add)(value, start, number, notes)
 
     def _larger(self, value: str, start: str, number: int, notes: str) -> None:
@@ -167,7 +167,7 @@ class _Pooled:
         code.write(code.arithmetic("fadd", code.read(self.best), value), self.best)
 
     def result(self, notes: str) -> str:
-        """The pooled value, once all places were seen."""
+        """Return the pooled value after all places."""
         code = self.code
         if self.stage.pooling == "mean":
             count = code.number(math.prod(self.stage.window))

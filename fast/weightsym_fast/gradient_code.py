@@ -1,4 +1,4 @@
-"""The code of a stage backwards: gradients before rectifier and pooling, and those of inputs."""
+"""Code for the backward pass of a stage: gradients before rectifier and pooling, and of inputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _times(code: VectorCode, g: str, slope: float) -> str:
 
 
 def gradients(code: VectorCode, stage: StageSizes, window: Address, piece: Address) -> list[str]:
-    """Gradients at the places of a tile of one channel, before anything is pooled.
+    """Return gradients at the places of a tile of one channel, before pooling.
 
     Args:
         code: where the instructions go.
@@ -90,7 +90,7 @@ def gradients(code: VectorCode, stage: StageSizes, window: Address, piece: Addre
 
 
 def input_gradient(code: VectorCode, stage: StageSizes) -> None:
-    """Gradients of the inputs of a stage, from those before its rectifier and pooling.
+    """Write gradients of the inputs of a stage, from those before its rectifier and pooling.
 
     Args:
         code: where the instructions go.
@@ -120,7 +120,7 @@ def input_gradient(code: VectorCode, stage: StageSizes) -> None:
 def _channels_back(
     code: VectorCode, stage: StageSizes, x: str, weight: str, rows: list[list[str]]
 ) -> None:
-    """Add what some output channels give to all inputs of a tile."""
+    """Add the contributions of some output channels to all inputs of a tile."""
     area = math.prod(stage.padded) * code.lanes
     with code.loop(stage.depth) as c, taps_of(code, stage, code.at(x, code.index((c, area)))) as t:
         taps, inputs, start = t
@@ -161,7 +161,7 @@ MOST_TAPS = 25
 
 
 def weight_gradient(code: VectorCode, stage: StageSizes) -> None:
-    """Gradients of weights and biases, from those before rectifier and pooling of a stage.
+    """Write gradients of weights and biases, from those before rectifier and pooling of a stage.
 
     Args:
         code: where the instructions go.
@@ -199,7 +199,7 @@ def _summed_at_once(stage: StageSizes) -> tuple[int, int, int]:
 
 
 def _sizes(number: int) -> list[int]:
-    """Of parts that are about equally large."""
+    """Return the sizes of nearly equal parts."""
     return sorted({even(number, most) for most in range(1, REGISTERS + 1)})
 
 
@@ -258,7 +258,7 @@ def _add_products(
     products: list[list[str]],
     sums: dict[tuple[int, int, int], str],
 ) -> None:
-    """Of gradients and inputs, place by place."""
+    """Add products of gradients and inputs, place by place."""
     area = math.prod(stage.padded) * code.lanes
     for p, position in enumerate(stage.tile.places):
         inputs: dict[tuple[int, int], str] = {}

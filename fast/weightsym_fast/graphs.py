@@ -269,8 +269,8 @@ class Recorded:
 
     def _record(self) -> None:
         device = self._reads[0].device
-        side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-        side.wait_stream(here)
+        side, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        side.wait_stream(current)
         try:
             with torch.cuda.stream(side), _without_waiting():  # which no graph can do
                 self._compute()
@@ -278,7 +278,7 @@ class Recorded:
         except RuntimeError as error:
             self._possible = False
             _log.info("Gradients are computed kernel by kernel: %s", first_line(error))
-        here.wait_stream(side)
+        current.wait_stream(side)
 
 
 def _recorded(

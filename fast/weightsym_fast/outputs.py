@@ -58,8 +58,8 @@ class MachineCode:
 
         def again(x: Tensor, *weights: Tensor) -> Tensor:
             """By torch, for second derivatives."""
-            other = {**stack, **dict(zip(chain.weights, weights, strict=True))}
-            out: Tensor = job.by_torch(replace(job, stack=other, inputs=(x,), chunk_size=None))
+            replaced = {**stack, **dict(zip(chain.weights, weights, strict=True))}
+            out: Tensor = job.by_torch(replace(job, stack=replaced, inputs=(x,), chunk_size=None))
             return out
 
         weights = [stack[n] for n in chain.weights]

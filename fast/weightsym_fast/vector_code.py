@@ -1,4 +1,4 @@
-"""Writes functions in LLVM's language whose numbers are vectors: one lane for each example."""
+"""A writer of LLVM functions on vectors, with one lane for each example."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class VectorCode:
     # ------------------------------------------------------------ loops
     @contextmanager
     def loop(self, count: int | str, start: str = "0") -> Iterator[str]:
-        """From ``start`` to before ``count``, at least once, gives the index.
+        """Loop from ``start`` to before ``count``, at least once, and yield the index.
 
         Args:
             count: where it ends, a number or the name of one.
@@ -90,7 +90,7 @@ class VectorCode:
         self.label = f"{head}x"
 
     def parts(self, count: int, size: int) -> Iterator[tuple[str, int]]:
-        """Loop over parts of one size, then take what is left: gives the first index of each.
+        """Loop over parts of one size, then over the rest, and yield the first index of each.
 
         Args:
             count: how much there is.
@@ -105,7 +105,7 @@ class VectorCode:
 
     # ------------------------------------------------------------ integers and addresses
     def index(self, *terms: tuple[str, int | str]) -> str:
-        """Sum of products of indices and strides.
+        """Return the sum of products of indices and strides.
 
         Args:
             *terms: pairs of an index and its stride.
@@ -119,7 +119,7 @@ class VectorCode:
         return total
 
     def at(self, pointer: str, index: str | int, number_type: str | None = None) -> str:
-        """The address of a place behind a pointer.
+        """Return the address at an offset from a pointer.
 
         Args:
             pointer: where counting begins.
@@ -154,13 +154,13 @@ class VectorCode:
         self.do(f"store {self.kind} {value}, ptr {address}, align {self.bytes}")
 
     def number(self, value: int | float) -> str:
-        """A vector of equal numbers."""
+        """Return a vector of equal constants."""
         if value == 0:
             return "zeroinitializer"
         return self.spread(f"{self.kind} 0x{_bits(value, self.kind):016X}", self.vector)
 
     def spread(self, typed: str, vector: str) -> str:
-        """A vector of equal values.
+        """Return a vector with a value in all lanes.
 
         Args:
             typed: the value with its type.
@@ -171,47 +171,47 @@ class VectorCode:
         return self.let(f"shufflevector {vector} {first}, {vector} poison, {zeros}")
 
     def spread_from(self, pointer: str, index: str | int) -> str:
-        """A vector of equal numbers, from one in memory."""
+        """Return a vector with a number of memory in all lanes."""
         single = self.let(f"load {self.kind}, ptr {self.at(pointer, index)}, align {self.bytes}")
         return self.spread(f"{self.kind} {single}", self.vector)
 
     def fused(self, a: str, b: str, c: str) -> str:
-        """``a * b + c``."""
+        """Return ``a * b + c``."""
         v = self.vector
         name = f"@llvm.fmuladd.v{self.lanes}f{8 * self.bytes}"
         return self.let(f"call contract {v} {name}({v} {a}, {v} {b}, {v} {c})")
 
     def arithmetic(self, operation: str, a: str, b: str) -> str:
-        """``fadd``, ``fmul`` or ``fdiv`` of two vectors."""
+        """Return ``fadd``, ``fmul`` or ``fdiv`` of two vectors."""
         return self.let(f"{operation} {self.vector} {a}, {b}")
 
     def compare(self, how: str, a: str, b: str) -> str:
-        """A mask: where ``a`` stands in a relation to ``b``."""
+        """Return the mask where a relation holds between ``a`` and ``b``."""
         return self.let(f"fcmp {how} {self.vector} {a}, {b}")
 
     def select(self, mask: str, a: str, b: str, vector: str | None = None) -> str:
-        """``a`` where the mask is set, elsewhere ``b``."""
+        """Return ``a`` where the mask is set, elsewhere ``b``."""
         v = vector or self.vector
         return self.let(f"select {self.mask} {mask}, {v} {a}, {v} {b}")
 
     def total(self, vector: str) -> str:
-        """The sum of all lanes, a number."""
+        """Return the sum of all lanes."""
         name = f"@llvm.vector.reduce.fadd.v{self.lanes}f{8 * self.bytes}"
         zero = f"{self.kind} 0x8000000000000000"
         return self.let(f"call reassoc {self.kind} {name}({zero}, {self.vector} {vector})")
 
     def slot(self, vector: str | None = None) -> str:
-        """A variable. It lives in a register if it can."""
+        """Declare a variable, in a register if possible."""
         self._count += 1
         self._slots.append(f"%s{self._count} = alloca {vector or self.vector}, align 64")
         return f"%s{self._count}"
 
     def read(self, slot: str, vector: str | None = None) -> str:
-        """The value of a variable."""
+        """Return the value of a variable."""
         return self.let(f"load {vector or self.vector}, ptr {slot}, align 64")
 
     def write(self, value: str, slot: str, vector: str | None = None) -> None:
-        """Give a variable a value."""
+        """Set a variable."""
         self.do(f"store {vector or self.vector} {value}, ptr {slot}, align 64")
 
 
@@ -225,7 +225,7 @@ def _bits(value: int | float, number_type: str) -> int:
 
 @dataclass(frozen=True)
 class Address:
-    """Pointers to the first input, output and note of a tile, and its place in a window."""
+    """Pointers to the first input, output and note of a tile, and its position in a window."""
 
     x: str
     out: str
@@ -318,7 +318,7 @@ def later_channel(code: VectorCode, stage: StageSizes, address: Address, k: int)
 
 
 def cell_of(stage: StageSizes, position: Pair, tap: Pair) -> Pair:
-    """Number the input that a tap meets, counted from the first of a tile."""
+    """Return the index of the input of a tap, counted from the first of a tile."""
     row, column = (
         p * s + t * d
         for p, s, t, d in zip(position, stage.stride, tap, stage.dilation, strict=True)
@@ -327,13 +327,13 @@ def cell_of(stage: StageSizes, position: Pair, tap: Pair) -> Pair:
 
 
 def offset_of(code: VectorCode, stage: StageSizes, cell: Pair) -> int:
-    """Numbers between an input and the first of a tile."""
+    """Return the offset of an input from the first of a tile."""
     return (cell[0] * stage.padded[1] + cell[1]) * code.lanes
 
 
 @contextmanager
 def taps_of(code: VectorCode, stage: StageSizes, x: str) -> Iterator[tuple[list[Pair], str, str]]:
-    """Taps, inputs, first weight. Of large kernels row by row, in a loop."""
+    """Return taps, inputs and first weight. Large kernels loop over rows."""
     if stage.tile.whole_kernel:
         yield stage.taps, x, "0"
         return
@@ -346,13 +346,13 @@ def taps_of(code: VectorCode, stage: StageSizes, x: str) -> Iterator[tuple[list[
 def weight_index(
     code: VectorCode, stage: StageSizes, channel: str, c: str = "0", tap: str = "0"
 ) -> str:
-    """Index of the weight of an output channel, an input channel and a tap."""
+    """Return the index of the weight of an output channel, an input channel and a tap."""
     taps = math.prod(stage.kernel)
     return code.index((channel, stage.depth * taps), (c, taps), (tap, 1))
 
 
 def valid_lanes(code: VectorCode, b: str) -> str:
-    """A mask of the lanes that hold examples."""
+    """Return a mask of the lanes with examples."""
     lanes, vector = code.lanes, f"<{code.lanes} x i64>"
     numbers = ", ".join(f"i64 {k}" for k in range(lanes))
     left = code.let(f"sub i64 %valid, {code.index((b, lanes))}")
@@ -360,7 +360,7 @@ def valid_lanes(code: VectorCode, b: str) -> str:
 
 
 def place_number(code: VectorCode, stage: StageSizes, start: str, number: int) -> str:
-    """The number of a place in its window, as it is noted."""
+    """Return the number of a place in its window, as in notes."""
     if start == "0":
         return str(number)
     wide = code.let(f"add i64 {start}, {number}")

@@ -235,8 +235,8 @@ class CheckpointBank:
             step = rows_per_block(manifest.row_bytes)
             checks = self._write(networks, range(0, count, step), step)
             split = {"rows": step} if step < count else {}
-            kept = [dict(record) for record in records]
-            manifest.write({"records": kept, "checks": checks, **split})
+            copies = [dict(record) for record in records]
+            manifest.write({"records": copies, "checks": checks, **split})
 
     def truncate(self, rows: int) -> None:
         """Remove all networks after the first ones."""

@@ -110,9 +110,9 @@ class Manifest:
         except FileNotFoundError:
             rows = 0
         else:
-            seen = state.st_ino, state.st_size, state.st_mtime_ns
-            rows = self._left if seen == self._seen else self._rows_left()
-            self._seen, self._left = seen, rows
+            identity = state.st_ino, state.st_size, state.st_mtime_ns
+            rows = self._left if identity == self._seen else self._rows_left()
+            self._seen, self._left = identity, rows
         if rows < stop:
             raise ValueError(
                 f"Another process has dropped networks of {self.path.parent} after the first "
@@ -318,6 +318,6 @@ def _overflows(tensor: Tensor, dtype: torch.dtype) -> bool:
     if not dtype.is_floating_point or dtype == tensor.dtype:
         return False
     largest = torch.finfo(dtype).max
-    parts = (part.detach().float() if part.dtype.itemsize == 1 else part.detach()
-             for part in tensor.flatten().split(2**20))  # fmt: skip
-    return any(bool((part.isfinite() & (part.abs() > largest)).any()) for part in parts)
+    parts = (piece.detach().float() if piece.dtype.itemsize == 1 else piece.detach()
+             for piece in tensor.flatten().split(2**20))  # fmt: skip
+    return any(bool((piece.isfinite() & (piece.abs() > largest)).any()) for piece in parts)

@@ -82,5 +82,5 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
     columns = max(1, _PIECE // tensor.dtype.itemsize if rows == 1 else size)
     for start in range(0, len(tensor), rows):
         for first in range(0, size, columns):
-            part = flat[start : start + rows, first : first + columns]
-            yield bytes_of(part).numpy().data
+            piece = flat[start : start + rows, first : first + columns]
+            yield bytes_of(piece).numpy().data

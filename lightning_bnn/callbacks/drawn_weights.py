@@ -77,9 +77,9 @@ class DrawnWeights(Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Pass the gradients to the optimizer before they are clipped."""
-        own = is_overridden("configure_gradient_clipping", pl_module)
+        overridden = is_overridden("configure_gradient_clipping", pl_module)
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        clips = (trainer.gradient_clip_val or own) and optimizer in self.optimizers
+        clips = (trainer.gradient_clip_val or overridden) and optimizer in self.optimizers
         if clips and optimizer.draws_itself:  # otherwise a module of ours shows it
             optimizer.observe()
 

@@ -77,7 +77,7 @@ class PosteriorFigures(SymmetryCallback):
     ['posterior-marginals-2.png', 'posterior-pair-2.png', 'posterior-trajectories-2.png']
     """
 
-    kept = {"_steps": list, "_followed": list, "_looks": int}
+    persistent = {"_steps": list, "_followed": list, "_looks": int}
     _steps: list[int]
     _followed: list[Tensor]
     _looks: int

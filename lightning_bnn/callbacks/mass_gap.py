@@ -57,7 +57,7 @@ class MassGap(SymmetryCallback):
     (True, True)
     """
 
-    kept = {"history": list, "_scales": lambda: None}
+    persistent = {"history": list, "_scales": lambda: None}
     history: list[tuple[int, list[float]]]
     """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices,
     excess over the matrices of heads, and over these and scales together."""

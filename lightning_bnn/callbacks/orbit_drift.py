@@ -50,7 +50,11 @@ class OrbitDrift(SymmetryCallback):
     True
     """
 
-    kept = {"history": list, "_last": dict, "_squares": lambda: torch.zeros(2, dtype=torch.float64)}
+    persistent = {
+        "history": list,
+        "_last": dict,
+        "_squares": lambda: torch.zeros(2, dtype=torch.float64),
+    }
     history: list[tuple[int, list[float]]]
     """Step and (drift, drift of the path, chance), as logged."""
     _last: Params

@@ -58,7 +58,7 @@ class PermutationTau(SymmetryCallback):
     ['tau', 'tau/1.weight', 'tau_moved', 'tau_transpositions']
     """
 
-    kept = {"history": list, "_state": dict, "_waiting": list}
+    persistent = {"history": list, "_state": dict, "_waiting": list}
     history: list[tuple[int, list[float]]]
     """Step and tau of every layer, as logged."""
     _state: dict[str, Any]

@@ -276,7 +276,7 @@ class SymmetryCallback(Onlooker):
     batch. With several processes only the first one looks.
     """
 
-    kept: Mapping[str, Callable[[], Any]] = {"history": list}
+    persistent: Mapping[str, Callable[[], Any]] = {"history": list}
     """Attributes in checkpoints, each with a function that makes its initial value."""
     history: list[tuple[int, list[float]]]
 
@@ -301,7 +301,7 @@ class SymmetryCallback(Onlooker):
 
     def forget(self) -> None:
         """Remove the history before another run."""
-        for name, empty in self.kept.items():
+        for name, empty in self.persistent.items():
             setattr(self, name, empty())
 
     @property
@@ -309,10 +309,10 @@ class SymmetryCallback(Onlooker):
         return f"{type(self).__name__}(module={self.module!r}, batch_norm={self.batch_norm!r})"
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: copy.copy(getattr(self, name)) for name in self.kept}
+        return {name: copy.copy(getattr(self, name)) for name in self.persistent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for name in self.kept:
+        for name in self.persistent:
             setattr(self, name, copy.copy(state_dict[name]))
         self._restored = True
 

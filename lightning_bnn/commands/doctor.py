@@ -159,7 +159,7 @@ def _prior_std(module_class: Any, arguments: Mapping[str, Any]) -> float | None:
 
 def _temperature(arguments: Mapping[str, Any], optimizer: Mapping[str, Any]) -> float:
     """Return the temperature of the module or of its optimizer, one of which is 1 by default."""
-    stated = [_number(part.get("temperature")) for part in (arguments, optimizer)]
+    stated = [_number(settings.get("temperature")) for settings in (arguments, optimizer)]
     return next((t for t in stated if t != 1), 1.0)
 
 

@@ -30,22 +30,22 @@ from lightning_bnn.quiet_runs import one_thread, quiet
 from weightsym.files import write_whole
 
 _APART = 1000
-"""Between the seeds of two repetitions: presets that are compared differ by less."""
+"""Difference between the seeds of two repetitions, larger than that between presets."""
 _BETWEEN_CHECKPOINTS = 5.0
-"""Seconds of training that an interruption may cost."""
+"""Seconds of training that an interruption may lose."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One preset to be trained.
+    """A preset to train.
 
     Attributes:
-        name: of its folder.
-        preset: name of a configuration of a package, or of the given one.
-        overrides: what to change in it, by the names of the command line without dashes.
-        callbacks: to watch the training by.
-        text: a configuration of one's own, as YAML.
-        package: whose preset it is.
+        name: of the job and its folder.
+        preset: name of a configuration of the package, or of the given one.
+        overrides: changed settings, by the names of the command line without dashes.
+        callbacks: for the training.
+        text: a configuration as YAML, instead of a preset.
+        package: package with the preset.
     """
 
     name: str
@@ -57,36 +57,36 @@ class Job:
 
     @property
     def configuration(self) -> str:
-        """The YAML that it begins with."""
+        """The YAML before changes."""
         return self.text or preset_text(self.preset, self.package)
 
     @property
     def command(self) -> str:
-        """The commands by which a user trains the same."""
+        """The commands with which a user trains the same."""
         changes = "".join(f" --{name} {value}" for name, value in self.overrides.items())
         preset = f"{program_of(self.package)} presets {self.preset} > {self.preset}.yaml"
         return f"{preset}; lightning-bnn fit -c {self.preset}.yaml{changes}"
 
     @property
     def epochs(self) -> int:
-        """For how many epochs it trains."""
+        """Number of training epochs."""
         stated = yaml.safe_load(self.configuration)["trainer"]["max_epochs"]
         return int(self.overrides.get("trainer.max_epochs", stated))
 
     @property
     def key(self) -> str:
-        """A digest of everything that decides the result."""
+        """Digest of everything that determines the result."""
         changes = json.dumps(dict(self.overrides), default=str)
         text = self.configuration + changes + lightning_bnn.__version__
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def reseeded(job: Job, seed: int) -> Job:
-    """The same job from other starts, on the same data. With seed 0 it is the job as it stands.
+    """Return the same job with other initial weights, or itself for seed 0.
 
     Args:
-        job: whose preset may have a seed of its own.
-        seed: which repetition.
+        job: its preset may have a seed.
+        seed: index of the repetition.
     """
     if seed == 0:
         return job
@@ -101,7 +101,7 @@ class StoredRun:
 
     Attributes:
         job: the job.
-        folder: where it is.
+        folder: its folder.
     """
 
     job: Job
@@ -114,22 +114,22 @@ class StoredRun:
 
     @property
     def seconds(self) -> float:
-        """CPU time of its training, without what was interrupted."""
+        """CPU time of its training, without interrupted parts."""
         file = self.folder / "cpu_seconds"
         return float(file.read_text()) if file.is_file() else 0.0
 
     @property
     def is_finished(self) -> bool:
-        """Check whether it has finished, with the settings of the job."""
+        """Whether it has finished with the settings of the job."""
         file = self.folder / "finished"
         return file.is_file() and file.read_text() == self.job.key
 
     def problem(self) -> Problem:
-        """The network and the data of its configuration."""
+        """Return the network and the data of its configuration."""
         return read_problem(_newest(self.folder.rglob("config.yaml")))
 
     def module(self) -> Any:
-        """The trained module, with its data at hand."""
+        """Return the trained module, with its data."""
         module = read_module(self.place.file(), self.problem())
         assert module is not None
         return module
@@ -137,13 +137,13 @@ class StoredRun:
 
 @contextmanager
 def beside(work: Callable[..., Any], *args: Any) -> Iterator[None]:
-    """Do some work in a process of its own, which is over at the end of the block.
+    """Run a function in another process, which ends with the block.
 
-    What it leaves undone, for whatever reason, the caller does afterwards, or says why it cannot.
+    The caller afterwards does whatever remains, or reports why it cannot.
 
     Args:
         work: a function of a module.
-        *args: of the function.
+        *args: arguments of the function.
     """
     target = multiprocessing.get_context("spawn").Process
     process = target(target=_work_beside, args=(work, *args), daemon=True)
@@ -163,13 +163,13 @@ def _work_beside(work: Callable[..., Any], *args: Any) -> None:
 def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, StoredRun]:
     """Train all jobs, one after the other, with one progress bar.
 
-    A job that is finished is not done again; one that was interrupted continues from its last
-    checkpoint; one whose settings have changed begins anew.
+    Finished jobs are not repeated, interrupted ones continue from their last checkpoint, and jobs
+    with changed settings start again.
 
     Args:
-        jobs: what to train.
-        folder: of all runs; each has a folder of its name in it.
-        line: of the bar, below those of others.
+        jobs: jobs to train.
+        folder: for all runs, each in a folder of its name.
+        line: position of the bar below others.
     """
     runs = {job.name: StoredRun(job, folder / job.name) for job in jobs}
     waiting = [run for run in runs.values() if not _prepared(run)]
@@ -188,10 +188,10 @@ def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Stor
 
 
 def _prepared(run: StoredRun) -> bool:
-    """Tell whether a run has finished, and remove one that cannot be continued.
+    """Check whether a run has finished, and remove one that cannot be continued.
 
-    That is what other settings have made, and what was killed before its first checkpoint: draws in
-    a bank are of no use without.
+    A run with other settings is removed, and so is one killed before its first checkpoint, whose
+    draws in a bank are useless.
     """
     begun = run.folder / "settings"
     if run.is_finished:
@@ -206,7 +206,7 @@ def _prepared(run: StoredRun) -> bool:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a run at once: of a half, nobody would know with which settings it was made."""
+    """Remove a run atomically, since the settings of an incomplete one would be unknown."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(folder, old)
@@ -247,14 +247,14 @@ def _newest(paths: Iterable[Path]) -> Path:
 
 
 class _NowAndThen(ModelCheckpoint):
-    """A checkpoint every few seconds and at the end: an epoch may be shorter than writing one."""
+    """Saves every few seconds and at the end, since epochs may be shorter than a save."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.saved = time.monotonic()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, unless this was done a moment ago and training goes on."""
+        """Save, unless the last save was a moment ago and training continues."""
         now = time.monotonic()
         if ends(trainer) or now - self.saved >= _BETWEEN_CHECKPOINTS:
             super().on_train_epoch_end(trainer, pl_module)
@@ -262,7 +262,7 @@ class _NowAndThen(ModelCheckpoint):
 
 
 class _Epochs(L.Callback):
-    """Moves the bar of all runs. Epochs from before an interruption count at once."""
+    """Moves the bar of all runs, at once over epochs from before an interruption."""
 
     def __init__(self, bar: Any) -> None:
         self.bar = bar

@@ -1,4 +1,4 @@
-"""`lightning-bnn fit | validate | test | predict`: LightningCLI over all modules and data."""
+"""`lightning-bnn fit | validate | test | predict`: LightningCLI for all modules and data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrainingCLI(LightningCLI):
     """LightningCLI that prints the results of a test once, one row for each set."""
 
     def before_instantiate_classes(self) -> None:
-        """Execute nothing in checkpoints, and leave out the table of Lightning."""
+        """Load checkpoints without executing them, and omit Lightning's table of a test."""
         settings = self.config[self.subcommand]
         if settings.get("weights_only", True) is None:
             settings.weights_only = True
@@ -46,7 +46,7 @@ class TrainingCLI(LightningCLI):
             settings.verbose = False
 
     def before_validate(self) -> None:
-        """Take the newest checkpoint: an untrained module would judge with random weights."""
+        """Use the newest checkpoint: an untrained module would predict with random weights."""
         settings, model = self.config_init[self.subcommand], self.model
         trainer: Any = self.trainer
         untrained = isinstance(model, Bayesian) and model.method.trains and model.start_from is None
@@ -60,9 +60,9 @@ class TrainingCLI(LightningCLI):
         if path is None:
             where = ", ".join(map(str, folders)) or trainer.default_root_dir
             raise ValueError(
-                f"There is no {'last.ckpt' if last else 'checkpoint'} of {class_name} in {where}, "
-                "and untrained weights are not judged: run `lightning-bnn fit` first, or name a "
-                "checkpoint with `--ckpt_path`."
+                f"There is no {'last.ckpt' if last else 'checkpoint'} of {class_name} in "
+                f"{where}, and untrained weights are not evaluated: run `lightning-bnn "
+                "fit` first, or name a checkpoint with `--ckpt_path`."
             )
         settings.ckpt_path = str(path)
         if trainer.is_global_zero:
@@ -71,18 +71,18 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def instantiate_classes(self) -> None:
-        """Say in one sentence what cannot be made as it is configured."""
+        """Report in one sentence objects that cannot be made as configured."""
         with building("What is configured"):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Name the settings, which Lightning does not always do."""
+        """Name the settings in errors, as Lightning does not always do."""
         settings = self._get(self.config, "trainer")
         with building(f"`trainer` ({_changed(settings)})"):
             return super().instantiate_trainer(**_logging(settings), **kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Name the checkpoint where it is at fault."""
+        """Name the checkpoint in its errors."""
         settings = self.config_init[self.subcommand]
         try:
             path = settings.get("ckpt_path")
@@ -101,19 +101,21 @@ class TrainingCLI(LightningCLI):
             path, reason = settings.get("ckpt_path"), " ".join(str(error).split())[:300]
             saved = Path(str(path)).parent.parent / "config.yaml"
             hint = f" (its run was configured by {saved})" if saved.is_file() else ""
-            raise ValueError(f"`ckpt_path`: {path} does not fit{hint}: {reason}") from error
+            raise ValueError(
+                f"`ckpt_path`: {path} does not match the module{hint}: {reason}"
+            ) from error
 
     def _say_how_to_go_on(self) -> None:
-        """Print the command that resumes what was interrupted."""
+        """Print the command that resumes an interrupted run."""
         trainer: Any = self.trainer
         saved = Path(trainer.log_dir or trainer.default_root_dir) / "config.yaml"
         callback = trainer.checkpoint_callback
         path = callback and (callback.last_model_path or callback.best_model_path)
         if self.subcommand == "fit" and trainer.is_global_zero and path and saved.is_file():
-            print(f"to go on: lightning-bnn fit -c {saved} --ckpt_path {path}")
+            print(f"to continue: lightning-bnn fit -c {saved} --ckpt_path {path}")
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would put the settings in a checkpoint above those asked for."""
+        """Do nothing: Lightning would let settings of a checkpoint override those of the user."""
 
     def after_test(self) -> None:
         """Print the numbers of every set."""
@@ -121,7 +123,7 @@ class TrainingCLI(LightningCLI):
             print(results_table(self.trainer.callback_metrics))
 
     def after_predict(self) -> None:
-        """Write the predictions of this process where the logs are."""
+        """Write the predictions of this process to the log folder."""
         trainer: Any = self.trainer
         predictions = trainer.predict_loop.predictions
         if not predictions or trainer.fast_dev_run:
@@ -136,7 +138,7 @@ class TrainingCLI(LightningCLI):
 
 
 def _joined(predictions: Sequence[Any]) -> Any:
-    """Join batches of our modules in one dict of tensors, and return others as they are."""
+    """Join batches of our modules in one dict of tensors, and return others unchanged."""
     if not all(isinstance(p, Prediction) for p in predictions):
         return predictions
     means = [p.mean if isinstance(p.mean, Tensor) else p.mean._asdict() for p in predictions]
@@ -153,16 +155,16 @@ def training(args: Sequence[str], callbacks: Sequence[L.Callback] = ()) -> Any:
     `lightning-bnn presets NAME > my.yaml` copies one, `lightning-bnn fit -c my.yaml` runs it.
     The most useful options:
 
-      -c, --config FILE        what to run, in YAML; later files override earlier ones
+      -c, --config FILE        the configuration, in YAML; later files override earlier ones
       --model.KEY VALUE        change the model, such as --model.init_args.members 5
       --data.KEY VALUE         change the data, such as --data.init_args.batch_size 32
       --trainer.KEY VALUE      change the Trainer, such as --trainer.max_epochs 3
       --trainer.callbacks+ CLASS
                                add a callback, such as MassGap
       --seed_everything N      the seed of all random numbers (0)
-      --ckpt_path FILE         the checkpoint to begin from; `test` and others use the newest
-      --weights_only false     execute what is in a checkpoint; only for those of your own
-      --print_config           print everything that would be run, as YAML, and stop
+      --ckpt_path FILE         the checkpoint to start from; `test` and others use the newest
+      --weights_only false     execute the content of a checkpoint; only for your own
+      --print_config           print the complete configuration as YAML, and stop
       --model.help CLASS       the arguments of a model, such as MFVI or SWAG
       --data.help CLASS        the arguments of a data set, such as Digits
       --help.all               every option, those of the Trainer included
@@ -204,7 +206,7 @@ def _command_line(args: Sequence[str], callbacks: Sequence[L.Callback]) -> Train
 
 
 def _import_named(args: Sequence[str]) -> None:
-    """Import the classes of this package that a command line or its configurations name."""
+    """Import the classes of this package named on a command line or in its configurations."""
     words: set[str] = set()
     texts = [*args, *map(_text, config_files(args))]
     while texts:
@@ -219,7 +221,7 @@ def _text(file: str) -> str:
 
 
 def _logging(settings: Any) -> dict[str, Any]:
-    """The logger that Lightning would make, without the metric of -1 that it adds."""
+    """Return Lightning's default logger, without the metric of -1 that it adds."""
     if settings.logger not in (None, True):
         return {}
     folder = settings.default_root_dir or os.getcwd()
@@ -228,37 +230,37 @@ def _logging(settings: Any) -> dict[str, Any]:
 
 
 def _changed(settings: Any) -> str:
-    """The settings of a trainer that are not its defaults, as far as they are short."""
+    """Return the short settings of a trainer that differ from the defaults."""
     defaults = {n: p.default for n, p in inspect.signature(L.Trainer).parameters.items()}
     short = {n: v for n, v in vars(settings).items() if isinstance(v, (str, int, float))}
     return ", ".join(f"{n}={v}" for n, v in short.items() if v != defaults.get(n))
 
 
 def _only(name: str) -> type[TrainingCLI]:
-    """Make the command line of one of the four, since building all parsers takes a while."""
+    """Create the command line of one of the four, since building all parsers takes a while."""
     command = {name: TrainingCLI.subcommands()[name]}
     return type("TrainingCLI", (TrainingCLI,), {"subcommands": staticmethod(lambda: command)})
 
 
 # ------------------------------------------------------------ checkpoints
 def _check_checkpoint(path: str) -> None:
-    """Refuse a file that is not a checkpoint of Lightning, without executing what is in it."""
+    """Require a checkpoint of Lightning, without executing its content."""
     try:
         content = load(path, mmap=True)
     except ValueError as error:
         raise ValueError(f"`ckpt_path`: {error} ({_RUNS}).") from error
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
-        raise ValueError(f"`ckpt_path`: {path} is not a checkpoint that Lightning has written.")
+        raise ValueError(f"`ckpt_path`: {path} is not a checkpoint written by Lightning.")
 
 
 def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path]:
-    """List the folders in which a run has left its checkpoints.
+    """List the folders with the checkpoints of a run.
 
-    The folder that its checkpoint callback was given; else beside its configuration, which is saved
-    with its logs; else those of all runs below its logger's folder.
+    This is the folder of the checkpoint callback; else the one beside the configuration, which is
+    saved with the logs; else those of all runs below the logger's folder.
 
     Args:
-        trainer: made as for the run.
+        trainer: configured as for the run.
         configs: files of the configuration.
     """
     callbacks = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
@@ -278,12 +280,12 @@ def checkpoint_folders(trainer: Any, configs: Iterable[str | Path]) -> list[Path
 def newest_checkpoint(
     folders: Sequence[Path], class_name: str, pattern: str = "*.ckpt"
 ) -> Path | None:
-    """Find the checkpoint of a module of one class that was written last, if any.
+    """Find the latest checkpoint of a module of one class, if any.
 
     Args:
-        folders: where to look.
+        folders: folders to search.
         class_name: of the module.
-        pattern: of the names.
+        pattern: of the file names.
     """
     every = [path for folder in folders for path in folder.glob(pattern)]
     newest = sorted(every, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
@@ -291,7 +293,7 @@ def newest_checkpoint(
 
 
 def _kind_in(path: Path) -> str | None:
-    """Read the class that a checkpoint names, if it can be read and names one."""
+    """Read the class that a checkpoint names, or return None."""
     try:
         content = load(path, mmap=True)
     except ValueError:  # whoever loads it says what is wrong
@@ -308,7 +310,7 @@ _FULL_PATH = (
 
 
 class ClassParser(StrictParser, LightningArgumentParser):
-    """The parser of LightningCLI, without abbreviations, which explains why a class is refused."""
+    """The parser of LightningCLI, without abbreviations, which explains refused classes."""
 
     option_for_word = "; a run is `-c FOLDER/config.yaml`, a checkpoint `--ckpt_path FILE`."
 
@@ -316,8 +318,8 @@ class ClassParser(StrictParser, LightningArgumentParser):
         """Explain why a value was refused.
 
         Args:
-            hint: the type that was asked for.
-            value: as it was typed, or as it was read from a file.
+            hint: requested type.
+            value: as typed, or as read from a file.
         """
         classes = tuple(_classes(hint))
         others = {bool, int, float, str}.intersection(get_args(hint))
@@ -329,7 +331,7 @@ class ClassParser(StrictParser, LightningArgumentParser):
 
 
 def _classes(hint: Any) -> Iterator[type]:
-    """List the classes of which a type accepts an instance, or a function that makes one."""
+    """List the classes whose instances, or functions that make them, a type accepts."""
     for inner in get_args(hint):
         yield from _classes(inner)
     if inspect.isclass(hint) and hint.__module__.split(".")[0] not in sys.stdlib_module_names:
@@ -337,7 +339,7 @@ def _classes(hint: Any) -> Iterator[type]:
 
 
 def _class_paths(value: Any) -> list[str]:
-    """Find what may be meant as the name of a class."""
+    """Find the words that may be class names."""
     if isinstance(value, list):
         return [path for item in value for path in _class_paths(item)]
     path = value.get("class_path") if isinstance(value, (dict, Namespace)) else value
@@ -346,7 +348,7 @@ def _class_paths(value: Any) -> list[str]:
 
 
 def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
-    """Explain why there is no class of that name, or why it is none that is wanted."""
+    """Explain why there is no class of that name, or why it has the wrong type."""
     module, _, name = path.rpartition(".")
     if not module:
         import_exports()
@@ -364,23 +366,23 @@ def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
     if inspect.isclass(subclass) and issubclass(subclass, wanted):
         return None
     if inspect.isfunction(subclass) and "return" not in subclass.__annotations__:
-        kind = wanted[0].__qualname__
-        return Refusal(f"{path} does not say what it returns: write `-> {kind}` at its head", name)
-    return Refusal(f"{path} is no {' or '.join(subclass.__name__ for subclass in wanted)}", name)
+        base = wanted[0].__qualname__
+        return Refusal(f"{path} does not say what it returns: write `-> {base}` at its head", name)
+    return Refusal(f"{path} is not a {' or '.join(subclass.__name__ for subclass in wanted)}", name)
 
 
 def _subclasses(classes: tuple[type, ...]) -> Iterator[type]:
-    """List all imported classes that count as one of these, which bare names stand for."""
+    """List all imported subclasses, which bare names may denote."""
     for base in classes:
         yield base
         yield from _subclasses(tuple(base.__subclasses__()))
 
 
 def import_exports(names: Container[str] | None = None) -> None:
-    """Import classes of this package, which configurations then know by their bare names.
+    """Import classes of this package, which makes their bare names known to configurations.
 
     Args:
-        names: of the classes; all by default.
+        names: names of the classes; by default all.
     """
     for package in ("callbacks", "datamodules", "modules"):
         exports = importlib.import_module(f"lightning_bnn.{package}")
@@ -390,7 +392,7 @@ def import_exports(names: Container[str] | None = None) -> None:
 
 
 def whole_checkpoint(paths: Iterable[Path]) -> Path | None:
-    """Find the newest checkpoint that can be read, and warn of others.
+    """Find the newest readable checkpoint, and warn of others.
 
     Args:
         paths: of checkpoints.
@@ -400,7 +402,7 @@ def whole_checkpoint(paths: Iterable[Path]) -> Path | None:
             load(path, mmap=True)
         except ValueError:
             _log.warning(
-                "%s is damaged, or holds other things than tensors and plain data: skipped.", path
+                "%s is damaged, or contains more than tensors and plain data: skipped.", path
             )
         else:
             return path

@@ -68,8 +68,8 @@ class Chains(Networks):
         trained = {n for n, p in self.networks.named_parameters() if p.requires_grad}
         with evaluation(run.network):
             self.moves = OrbitMoves(discover(run.network, *example), movable=trained)
-        if held := self.moves.held:
-            run.inform(f"Moves along orbits leave out {len(held)} groups: {held[0]}.")
+        if fixed := self.moves.held:
+            run.inform(f"Moves along orbits leave out {len(fixed)} groups: {fixed[0]}.")
 
     @torch.no_grad()
     def move_along_orbits(
@@ -179,11 +179,11 @@ class Keeping:
         count = self.schedule.count(fit.steps, fit.epochs)
         if self.bank is None and count < math.inf:
             tensors = [*state.stack().values()]
-            size, what = (
+            size, title = (
                 sum(t.nbytes for t in tensors),
                 f"Keeping {state.count} chains {count} times",
             )
-            check_memory(count * size, tensors[0].device, what, "set a `bank`, or collect fewer")
+            check_memory(count * size, tensors[0].device, title, "set a `bank`, or collect fewer")
         if count < 1:
             run.warn(
                 f"{name} will collect no networks: `burn_in` is as long as the run, or the "

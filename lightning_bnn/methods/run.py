@@ -280,9 +280,16 @@ class Run:
     def losses(self, stack: Params, batch: Batch) -> Tensor:
         """Return the mean negative log-likelihood of every network of a stack, with gradients."""
         self.evaluated += torch.is_grad_enabled() * P.stack_size(stack) * batch.examples
-        x, y, own = batch.inputs, batch.targets, batch.per_member
+        x, y, each = batch.inputs, batch.targets, batch.per_member
         job = Losses(
-            self.network, stack, _losses_by_torch, x, y, self.loss(own), own, self.chunk_size
+            self.network,
+            stack,
+            _losses_by_torch,
+            x,
+            y,
+            self.loss(each),
+            each,
+            self.chunk_size,
         )
         losses: Tensor = compute(job)
         return losses

@@ -223,5 +223,5 @@ def _check_moves(sampler: Langevin) -> None:
 
 
 def _cycles(schedulers: tuple[Any, ...]) -> list[CyclicalSchedule]:
-    parts = (part for scheduler in schedulers for part in parts_of(scheduler))
+    parts = (inner for scheduler in schedulers for inner in parts_of(scheduler))
     return [s for s in parts if isinstance(s, CyclicalSchedule)]

@@ -244,7 +244,7 @@ def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
     )
     noise = P.unravel(drawn.noise.flatten(0, 1), state.spec)
     parts = (drawn.weights, mean, log_std, noise)
-    return Sampled(*({n: at_least_single(t) for n, t in part.items()} for part in parts))
+    return Sampled(*({n: at_least_single(t) for n, t in stack.items()} for stack in parts))
 
 
 def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:

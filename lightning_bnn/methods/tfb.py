@@ -1,4 +1,4 @@
-"""TFB: noise of one scale around trained adapters, as much of it as the loss allows."""
+"""TFB: noise around trained adapters, as large as the loss allows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from weightsym.params import Params, check_count, check_positive, keyed_generato
 __all__ = ["TFB"]
 
 _NO_PRIOR = torch.finfo(torch.float32).tiny
-"""The precision of a prior that changes nothing."""
+"""Precision of a prior without effect."""
 _FLAT = 1e-12
-"""Squared singular values, as shares of the largest, whose directions a factor does not read."""
+"""Squared singular values, relative to the largest, of directions that a factor does not read."""
 _FIRST, _FACTOR, _LARGEST, _PRECISION = 1e-2, 4.0, 1e6, 1.02
-"""The search for a scale: where it starts, its steps, where it ends, and how exact it is."""
+"""Search for a scale: start, factor, limit and precision."""
 
 
 class NoisyNetworks(Networks):
-    """Networks and the noise around each, once its scale was found."""
+    """Networks and the noise around each, once its scale is known."""
 
     def __init__(self, network: nn.Module, stack: Params, max_loss: float | None) -> None:
         super().__init__(network, stack, max_loss)
@@ -41,15 +41,15 @@ class NoisyNetworks(Networks):
 
     @property
     def lacks(self) -> str:  # type: ignore[override]  # it changes
-        """The scale of the noise, until it was found."""
+        """Name the scale of the noise while it is missing."""
         return "" if self.fitted.tensors() else "scale of the noise"
 
     def member(self, index: int) -> Params:
-        """The weights of one member."""
+        """Return the weights of one member."""
         return {name: t[index] for name, t in self.stack().items()}
 
     def gaussian(self, index: int) -> LaplaceGaussian:
-        """The noise around one member."""
+        """Return the noise around one member."""
         tensors, start = self.fitted.tensors(), f"{index}/values/"
         names = [name.removeprefix(start) for name in tensors if name.startswith(start)]
         blocks = [
@@ -67,22 +67,22 @@ class NoisyNetworks(Networks):
 
 @dataclass(eq=False)
 class TFB(PenalisedTraining):
-    r"""Noise around a trained adapter, the same in all directions that it can move the network in.
+    r"""Noise around a trained adapter, isotropic in the directions in which it moves the network.
 
     .. math:: A \sim N\big(\hat A,\; \sigma^2 (B^T B)^{-1} \otimes I\big), \quad
         B (A - \hat A) = \sigma U Z
 
-    Here :math:`U` are the left singular vectors of B and Z is standard normal, so that the product
-    :math:`B A` has the same distribution whatever factors it was stored as. The scale is the
-    largest at which the mean loss on anchor examples grows by no more than a tolerance. Nothing is
-    trained: ``Trainer.test`` of a trained network finds the scale first. Pairs of factors are found
-    by the symmetry that exchanges a matrix between them, in any network. Where none are trained,
-    every trained matrix has noise of its own, :math:`W \sim N(\hat W, \sigma^2 I)`.
+    Here :math:`U` are the left singular vectors of B and Z is standard normal, so that the
+    distribution of the product :math:`B A` does not depend on its factors. The scale is the largest
+    at which the mean loss on anchor examples grows by at most a tolerance. Nothing is trained:
+    ``Trainer.test`` of a trained network finds the scale first. Pairs of factors are found by the
+    symmetry that exchanges a matrix between them, in any network. Without trained pairs, every
+    trained matrix has its own noise, :math:`W \sim N(\hat W, \sigma^2 I)`.
 
     Args:
-        tolerance: by how many nats for an example the mean loss of a draw may grow.
-        anchors: how many training examples the loss is taken on.
-        draws: how many networks the loss is a mean over.
+        tolerance: largest increase of the mean loss of draws, in nats per example.
+        anchors: number of training examples for the loss.
+        draws: number of networks for the mean loss.
 
     References:
         | Training-Free Bayesianization for Low-Rank Adapters (Shi et al., 2025)
@@ -116,7 +116,7 @@ class TFB(PenalisedTraining):
         return NoisyNetworks(network, stack, self.max_loss)
 
     def before_fit(self, state: NoisyNetworks, fit: Fit, run: Run) -> None:
-        """Forget the scale that was found for other weights."""
+        """Discard the scale of other weights."""
         state.fitted.hold({})
 
     def after_step(self, state: NoisyNetworks, progress: Progress, run: Run) -> bool:
@@ -135,13 +135,13 @@ class TFB(PenalisedTraining):
             for m in state.healthy().tolist():
                 member = {n: t.clone() for n, t in state.member(m).items()}
                 blocks = noise_blocks(network, member, factors)
-                own = [batch.of(m) if batch.per_member else batch for batch in anchors]
-                scale = self._scale(quiet, member, blocks, own, run.inform, m)
+                batches = [batch.of(m) if batch.per_member else batch for batch in anchors]
+                scale = self._scale(quiet, member, blocks, batches, run.inform, m)
                 fitted[f"{m}/scale"] = torch.tensor(scale, dtype=torch.float32)
                 for block in blocks:
                     parts = {"values": block.eigenvalues, "left": block.left, "right": block.right}
-                    kept = {k: t for k, t in parts.items() if t is not None}
-                    fitted |= {f"{m}/{k}/{block.names[0]}": t for k, t in kept.items()}
+                    stored = {k: t for k, t in parts.items() if t is not None}
+                    fitted |= {f"{m}/{k}/{block.names[0]}": t for k, t in stored.items()}
         state.fitted.hold(fitted)
 
     def _scale(
@@ -153,7 +153,7 @@ class TFB(PenalisedTraining):
         inform: Callable[[str], None],
         m: int,
     ) -> float:
-        """The largest scale whose loss grows by no more than the tolerance."""
+        """Return the largest scale whose loss grows by at most the tolerance."""
         unit = LaplaceGaussian(member, blocks, _NO_PRIOR, 1.0, "network")
         device = next(iter(member.values())).device
         noise = unit.deviations(self.draws, keyed_generator("tfb", m, device=device))
@@ -176,14 +176,14 @@ class TFB(PenalisedTraining):
         return scale
 
     def posterior(self, state: NoisyNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        """The noise, or the mixture of the members' noise. Before the fit, the members."""
+        """Return the noise, or the mixture of the members' noise; before the fit, the members."""
         if state.lacks:
             return state.members()
         return mixture_of([state.gaussian(m) for m in state.healthy().tolist()])
 
 
 def _first(data: Iterable[Batch], count: int) -> Iterator[Batch]:
-    """The first batches, until they hold so many examples."""
+    """Yield the first batches, up to a number of examples."""
     for batch in data:
         yield batch
         count -= batch.examples
@@ -192,7 +192,7 @@ def _first(data: Iterable[Batch], count: int) -> Iterator[Batch]:
 
 
 def _usable(value: Any) -> Any:
-    """A tensor that may be differentiated, also if inference has made it."""
+    """Return a tensor that can be differentiated, even if it was made in inference mode."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -200,7 +200,7 @@ def largest_scale(loss: Callable[[float], float], most: float) -> tuple[float, f
     """Find the largest scale whose loss is at most a bound, by bisection.
 
     Args:
-        loss: grows with the scale, once it is large.
+        loss: function of the scale, increasing for large scales.
         most: the bound.
 
     Returns:
@@ -224,7 +224,7 @@ def largest_scale(loss: Callable[[float], float], most: float) -> tuple[float, f
         low *= step
         if not 1 / _LARGEST < low < _LARGEST:
             raise ValueError(
-                "Whatever the noise, the loss stays within `tolerance`: the network was not "
+                "The loss stays within `tolerance` for any noise: the network was not "
                 "trained, or its outputs do not depend on the adapter."
                 if small
                 else "The least noise changes the loss by more than `tolerance`."
@@ -239,12 +239,12 @@ def largest_scale(loss: Callable[[float], float], most: float) -> tuple[float, f
 # ------------------------------------------------------------ factors
 @dataclass(frozen=True)
 class Factors:
-    """Two factors of a network that any invertible matrix may be put between.
+    """Two factors of a network that allow any invertible matrix between them.
 
     Attributes:
         writer: name of the factor that acts first, and has noise.
         rows: whether its rows are the inner channels, not its columns.
-        readers: names of what acts next, and their dimensions of inner channels.
+        readers: names of the following factors, and their dimensions of inner channels.
     """
 
     writer: str
@@ -252,9 +252,9 @@ class Factors:
     readers: tuple[tuple[str, int], ...]
 
     def block(self, network: Params) -> CurvatureBlock | None:
-        """The precision of the writer's noise of scale one, none if nothing reads it."""
+        """Return the precision of the writer's noise of scale one, or None without readers."""
         parts = [network[name].movedim(dim, -1).flatten(0, -2) for name, dim in self.readers]
-        columns = torch.cat([part.to(widest(part.device)) for part in parts])
+        columns = torch.cat([piece.to(widest(piece.device)) for piece in parts])
         values, turn = torch.linalg.eigh(columns.mT @ columns)
         most = values.max()
         if most == 0:
@@ -267,7 +267,7 @@ class Factors:
 
 
 def adapter_factors(network: nn.Module, sym: Symmetries) -> list[Factors]:
-    """Find products of trained matrices that a network depends on through the product alone.
+    """Find products of trained matrices on which a network depends only through the product.
 
     Args:
         network: with the weights that are trained.
@@ -278,22 +278,22 @@ def adapter_factors(network: nn.Module, sym: Symmetries) -> list[Factors]:
     [Factors(writer='0.weight', rows=True, readers=(('1.weight', 1),))]
     """
     trained = {name for name, p in network.named_parameters() if p.requires_grad}
-    found = []
+    factors = []
     for group in sym.linear:
         places = [(sym.axes[p.axis], p) for p in group.placements]
         whole = all(
             axis.tensor in trained
             and axis.dim is not None
             and axis.length == group.size
-            and place.is_range
-            for axis, place in places
+            and position.is_range
+            for axis, position in places
         )
         if group.kind != "general" or not whole:
             continue
         sides: dict[int, list[tuple[str, int]]] = {1: [], -1: []}
-        for axis, place in places:
+        for axis, position in places:
             if len(sym.shapes[axis.tensor]) > 1 and axis.dim is not None:
-                sides[place.exponent].append((axis.tensor, axis.dim))
+                sides[position.exponent].append((axis.tensor, axis.dim))
         (*writers,), (*readers,) = sides[1], sides[-1]
         if (
             len(writers) == 1
@@ -301,8 +301,8 @@ def adapter_factors(network: nn.Module, sym: Symmetries) -> list[Factors]:
             and writers[0][1] in (0, len(sym.shapes[writers[0][0]]) - 1)
         ):
             name, dim = writers[0]
-            found.append(Factors(name, dim == 0, tuple(readers)))
-    return found
+            factors.append(Factors(name, dim == 0, tuple(readers)))
+    return factors
 
 
 def noise_blocks(

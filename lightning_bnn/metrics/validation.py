@@ -131,10 +131,10 @@ def check_samples(probs: Tensor) -> None:
 def check_same_shape(**pair: Tensor) -> None:
     """Require two tensors about the same examples."""
     check_tensors(**pair)
-    (name, a), (other, b) = pair.items()
+    (name, a), (second, b) = pair.items()
     if a.shape != b.shape:
         raise ValueError(
-            f"`{name}` and `{other}` must have the same shape, got {tuple(a.shape)} and "
+            f"`{name}` and `{second}` must have the same shape, got {tuple(a.shape)} and "
             f"{tuple(b.shape)}."
         )
 

@@ -495,7 +495,7 @@ class Bayesian(L.LightningModule):
 def _names_of_method(module: Bayesian) -> set[str]:
     """List the arguments of the method that the module itself does not have."""
     parts = [module.method, *filter(is_dataclass, vars(module.method).values())]
-    names = {name for part in parts for name in vars(part)}
+    names = {name for owner in parts for name in vars(owner)}
     taken = {*vars(module), *module._modules}
     return {name for name in names if name not in taken and not hasattr(type(module), name)}
 

@@ -73,36 +73,36 @@ def lightning_class(
         "arguments": lambda **given: _with_method(method, given),
     }
     exec(_source(method.name, parameters), scope)  # as dataclasses do: signatures are read by many
-    made: type[OfMethod] = scope[method.name]
-    made.__module__ = module or sys._getframe(1).f_globals.get("__name__", "__main__")
-    made.__doc__ = _docstring(method, parameters)
-    constructor: Any = made.__init__
+    module_class: type[OfMethod] = scope[method.name]
+    module_class.__module__ = module or sys._getframe(1).f_globals.get("__name__", "__main__")
+    module_class.__doc__ = _docstring(method, parameters)
+    constructor: Any = module_class.__init__
     constructor.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-    return made
+    return module_class
 
 
 def _source(name: str, parameters: list[Parameter]) -> str:
     """Return the source of a class whose constructor has given parameters."""
     defaults = {p.name: f" = default[{p.name!r}]" for p in parameters if p.default is not p.empty}
     first = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    rest = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    head = ", ".join(n if n == "*" else n + defaults.get(n, "") for n in [*first, "*", *rest])
-    given = ", ".join(f"{p.name}={p.name}" for p in parameters)
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    head = ", ".join(n if n == "*" else n + defaults.get(n, "") for n in [*first, "*", *options])
+    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     return (
         f"class {name}(OfMethod):\n"
         f"    def __init__(self, {head}):\n"
-        f"        super().__init__(**arguments({given}))\n"
+        f"        super().__init__(**arguments({passed}))\n"
     )
 
 
-def _with_method(method: type[Method], given: dict[str, Any]) -> dict[str, Any]:
+def _with_method(method: type[Method], arguments: dict[str, Any]) -> dict[str, Any]:
     """Build the arguments of `Bayesian`, with the method in place of its own."""
     parts = {
-        field.name: replace(part, **{f.name: given.pop(f.name) for f in fields(part)})
-        for field, part in _with_parts(method)
+        field.name: replace(group, **{f.name: arguments.pop(f.name) for f in fields(group)})
+        for field, group in _with_parts(method)
     }
-    own = {f.name: given.pop(f.name) for f in fields(method) if f.name in given}  # type: ignore[arg-type]  # a dataclass
-    return {**given, "method": method(**own, **parts)}
+    of_method = {f.name: arguments.pop(f.name) for f in fields(method) if f.name in arguments}  # type: ignore[arg-type]  # a dataclass
+    return {**arguments, "method": method(**of_method, **parts)}
 
 
 # ------------------------------------------------------------ signatures
@@ -118,13 +118,13 @@ def _parameters_of(method: type[Method], defaults: dict[str, Any]) -> Iterator[P
         for name, p in inspect.signature(Bayesian).parameters.items()
         if name != "method" and (method.trains or name in _WITHOUT_TRAINING)
     }
-    own = {p.name: p for p in _fields_of(method)}
-    needed = [own.pop(p.name) for p in [*own.values()] if p.default is p.empty]
+    of_method = {p.name: p for p in _fields_of(method)}
+    needed = [of_method.pop(p.name) for p in [*of_method.values()] if p.default is p.empty]
     first = [shared.pop("network"), *needed]
     first += [shared.pop("members")] if "members" in shared else []
     yield from (p.replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for p in first)
-    yield from own.values()
-    yield from (p for name, p in shared.items() if name not in own)
+    yield from of_method.values()
+    yield from (p for name, p in shared.items() if name not in of_method)
 
 
 _WITHOUT_TRAINING = "network", "likelihood", "eval_samples", "seed"
@@ -147,9 +147,9 @@ def _fields_of(cls: Any, instance: Any = None) -> Iterator[Parameter]:
 def _with_parts(cls: Any) -> Iterator[tuple[Field[Any], Any]]:
     """Expand fields that hold several arguments, with their defaults."""
     for field in fields(cls):
-        part = _default(field)
-        if is_dataclass(part):
-            yield field, part
+        group = _default(field)
+        if is_dataclass(group):
+            yield field, group
 
 
 def _default(field: Field[Any]) -> Any:
@@ -161,7 +161,7 @@ def _default(field: Field[Any]) -> Any:
 # ------------------------------------------------------------ docstrings
 def _docstring(method: Any, parameters: list[Parameter]) -> str:
     """Join the docstring of a method with the descriptions of all arguments."""
-    parts = (type(part) for _, part in _with_parts(method))
+    parts = (type(group) for _, group in _with_parts(method))
     texts: dict[str, str] = {}
     for cls in (Bayesian, *parts, *reversed(method.__mro__)):
         texts |= _argument_texts(cls)

@@ -303,13 +303,13 @@ def configured_optimizers(module: Bayesian) -> Any:
     trainer = trainer_of(module)
     epochs = 0 if trainer is None else epochs_of(trainer)
     resumed = trainer is not None and trainer.ckpt_path is not None
-    given = scheduler
+    schedule = scheduler
     scheduler = module.method.configure_optimizer(
-        module.state, optimizer, module.run, given, epochs, resumed
+        module.state, optimizer, module.run, schedule, epochs, resumed
     )
     if scheduler is None:
         return optimizer
-    if scheduler is not given and module.lr_interval == "step":
+    if scheduler is not schedule and module.lr_interval == "step":
         raise ValueError(
             f"The schedule of {module.method.name} counts epochs: omit `lr_interval` 'step'."
         )

@@ -134,13 +134,13 @@ def _warn_of_other_starts(template: nn.Module, given: Params, drawn: Params) -> 
     for name, parameter in template.named_parameters():
         if name not in given or parameter.is_meta or not parameter.is_floating_point():
             continue
-        one, new = _spread(given[name]), _spread(drawn[name])
-        constant = (one == 0) != (new == 0)
-        factor = parameter.numel() >= _NUMBERS and max(one, new) > _FACTOR * min(one, new)
+        initial, new = _spread(given[name]), _spread(drawn[name])
+        constant = (initial == 0) != (new == 0)
+        factor = parameter.numel() >= _NUMBERS and max(initial, new) > _FACTOR * min(initial, new)
         if constant or factor:
             rank_zero_warn(
                 f"Members after the first do not start like the given network: {name!r} "
-                f"has standard deviation {one:.2g} in it, and {new:.2g} as drawn by "
+                f"has standard deviation {initial:.2g} in it, and {new:.2g} as drawn by "
                 "`reset_parameters` of its layer. Give the network a method "
                 "`_init_weights(part)` that draws all of its weights, or pass networks of "
                 "your own, a folder, as `start_from`."

@@ -216,7 +216,7 @@ def _of_all(module: Bayesian, batches: Iterator[Batch]) -> Iterator[Batch]:
     """
     processes = module.trainer.world_size
     parts = _parts(next(batches, None), processes)
-    if len(parts) == processes and all(_equal(part, parts[0]) for part in parts):
+    if len(parts) == processes and all(_equal(batch, parts[0]) for batch in parts):
         yield _joined(module, parts[:1])
         yield from batches
         return
@@ -232,7 +232,7 @@ def _parts(batch: Batch | None, processes: int) -> list[Batch]:
     )
     parts: list[Batch | None] = [None] * processes
     dist.all_gather_object(parts, mine)
-    return [part for part in parts if part is not None]
+    return [entry for entry in parts if entry is not None]
 
 
 def _equal(a: Batch, b: Batch) -> bool:
@@ -249,8 +249,8 @@ def _joined(module: Bayesian, parts: Sequence[Batch]) -> Batch:
         is_tensor = isinstance(values[0], Tensor)
         return torch.cat(values, int(first.per_member)) if is_tensor else values[0]
 
-    inputs = tree_map(joined, *(part.inputs for part in parts))
-    targets = joined(*(part.targets for part in parts))
+    inputs = tree_map(joined, *(batch.inputs for batch in parts))
+    targets = joined(*(batch.targets for batch in parts))
     return replace(
         first,
         inputs=move_data_to_device(inputs, module.device),

@@ -138,7 +138,7 @@ def _separate(figure: Any, drawn: Sequence[Mapping[str, list[Any]]], order: Sequ
     ]
     rank: dict[str, int] = {}
     for name in order:
-        covered = [rank[other] for other in rank if any(_cover(p, name, other) for p in visible)]
+        covered = [rank[lower] for lower in rank if any(_cover(p, name, lower) for p in visible)]
         rank[name] = 1 + max(covered, default=-1)
     apart = _beside(visible, len(order))
     for curves in drawn:

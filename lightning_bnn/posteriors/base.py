@@ -186,10 +186,10 @@ def check_fit(drawn: Params, network: nn.Module) -> None:
     expected = {n: tuple(t.shape) for n, t in params.items() if n in drawn or n not in fixed}
     shapes = {name: tuple(t.shape[1:]) for name, t in drawn.items()}
     for name in sorted(expected.keys() | shapes.keys()):
-        there, asked = shapes.get(name, "missing"), expected.get(name, "missing")
-        if there != asked:
+        actual, asked = shapes.get(name, "missing"), expected.get(name, "missing")
+        if actual != asked:
             raise ValueError(
-                f"The posterior is not of this network: {name!r} is {there} in it, but "
+                f"The posterior is not of this network: {name!r} is {actual} in it, but "
                 f"{asked} in `network`."
             )
 
@@ -204,10 +204,10 @@ def joined(tensors: Params, spec: RavelSpec, title: str, stacked: bool = False) 
         stacked: whether the first dimension counts networks.
     """
     for name, shape in zip(spec.names, spec.shapes, strict=True):
-        found = tensors[name].shape if name in tensors else None
-        if found is None or len(found) < stacked or found[stacked:] != shape:
+        actual = tensors[name].shape if name in tensors else None
+        if actual is None or len(actual) < stacked or actual[stacked:] != shape:
             wanted = f"{tuple(shape)}{' for each network of a stack' if stacked else ''}"
-            got = "nothing" if found is None else tuple(found)
+            got = "nothing" if actual is None else tuple(actual)
             raise ValueError(f"`{title}` must have {name!r} of shape {wanted}, got {got}.")
     return P.ravel(tensors, spec.names, stacked)[0]
 

@@ -148,7 +148,7 @@ class Mixture(Posterior):
         shares, order = self._spread(n, generator)
         parts = [component.sample(count, by) for component, count, by in shares]
         _check_alike(parts)
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        joined = {name: torch.cat([stack[name] for stack in parts]) for name in parts[0]}
         return {name: t[order.to(t.device)] for name, t in joined.items()}
 
     def predictor(
@@ -186,8 +186,8 @@ def mixture_of(modes: Sequence[Posterior]) -> Posterior:
 
 def _check_alike(parts: Sequence[Params]) -> None:
     """Require draws of networks with equal shapes."""
-    shapes = [{name: t.shape[1:] for name, t in part.items()} for part in parts]
-    if any(other != shapes[0] for other in shapes):
+    shapes = [{name: t.shape[1:] for name, t in stack.items()} for stack in parts]
+    if any(shape != shapes[0] for shape in shapes):
         raise ValueError("`components` must be posteriors of the same network, but shapes differ.")
 
 

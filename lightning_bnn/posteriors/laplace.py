@@ -137,8 +137,8 @@ class LaplaceGaussian(Posterior):
         parts: Params = {}
         for k, block in enumerate(blocks):
             pieces = {"values": block.eigenvalues, "left": block.left, "right": block.right}
-            given = {name: t for name, t in pieces.items() if t is not None}
-            parts |= {f"{k}.{name}": t.contiguous() for name, t in given.items()}  # as files are
+            present = {name: t for name, t in pieces.items() if t is not None}
+            parts |= {f"{k}.{name}": t.contiguous() for name, t in present.items()}  # as files are
         self.curvature = NamedTensors(parts)
         self._roots: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 

@@ -71,7 +71,7 @@ def merge_gaussians(
             raise ValueError("`symmetries` requires DiagonalGaussian, not LaplaceGaussian.")
         return _merged_laplace(posteriors, prior_std)
     if kinds != {DiagonalGaussian}:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "none"
+        names = ", ".join(sorted(posterior_class.__name__ for posterior_class in kinds)) or "none"
         raise ValueError(
             f"`posteriors` must all be DiagonalGaussian, or all LaplaceGaussian, got {names}."
         )
@@ -133,8 +133,8 @@ def _in_frame(
 ) -> DiagonalGaussian:
     """Match the mean of a Gaussian to a network, by isometries of the weights that vary."""
     if not isinstance(symmetries, Symmetries):
-        kind = type(symmetries).__name__
-        raise ValueError(f"`symmetries` must be a `Symmetries`, got {kind}.")
+        title = type(symmetries).__name__
+        raise ValueError(f"`symmetries` must be a `Symmetries`, got {title}.")
     mean, names = posterior.centre, posterior.spec.names
     movable = {n for n, t in mean.items() if n in names or not is_weight(n, t)}
     sym = _of_movable(isometric(symmetries), movable)

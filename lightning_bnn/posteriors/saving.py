@@ -80,7 +80,7 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
             order = list(posterior.networks)
             settings |= {"chains": list(posterior.chains), "order": order}
         case Mixture():
-            settings["components"] = [_settings(part) for part in posterior.modes()]
+            settings["components"] = [_settings(component) for component in posterior.modes()]
     return settings
 
 
@@ -122,8 +122,8 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             )
         case "Mixture":
             parts = [
-                _made(part, _below(f"components.{k}.", state))
-                for k, part in enumerate(settings["components"])
+                _made(component, _below(f"components.{k}.", state))
+                for k, component in enumerate(settings["components"])
             ]
             _check_positive("weights of a mixture", state["weights"])
             if abs(float(state["weights"].sum()) - 1) > 1e-5:
@@ -168,7 +168,7 @@ def _check_laplace(settings: Mapping[str, Any], constants: Params, curvature: Pa
 
 def _check_alike(parts: Sequence[Posterior]) -> None:
     """Refuse components that cannot be drawn, or have different networks."""
-    drawn = [part.sample(1, keyed_generator("size")) for part in parts]
+    drawn = [component.sample(1, keyed_generator("size")) for component in parts]
     if len({frozenset((name, t.shape) for name, t in network.items()) for network in drawn}) > 1:
         raise ValueError("the components of a mixture have different networks")
 

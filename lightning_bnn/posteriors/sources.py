@@ -244,9 +244,9 @@ def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
     vector, spec = P.ravel(mean, names)
     value, size = getattr(state, field), len(vector)
     if field.endswith("_diag"):
-        known = isinstance(value, Mapping) and value.keys() == set(names)
-        value, found = P.ravel(dict(value), names) if known else (vector, None)
-        fits = found == spec
+        is_dict = isinstance(value, Mapping) and value.keys() == set(names)
+        value, layout = P.ravel(dict(value), names) if is_dict else (vector, None)
+        fits = layout == spec
     else:
         fits = value.shape == ((size * (size + 1) // 2,) if field == "L_factor" else (size, size))
     if not fits:

@@ -92,7 +92,7 @@ def parts_of(scheduler: Any) -> list[Any]:
     >>> [type(part).__name__ for part in parts_of(both)]
     ['SequentialLR', 'ConstantLR', 'ConstantLR']
     """
-    inner = [part for s in getattr(scheduler, "_schedulers", ()) for part in parts_of(s)]
+    inner = [child for s in getattr(scheduler, "_schedulers", ()) for child in parts_of(s)]
     return [scheduler, *inner]
 
 

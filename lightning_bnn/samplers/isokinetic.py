@@ -178,8 +178,8 @@ class TunedSteps:
 
     def _known(self, name: str) -> Tensor:
         k = [field.name for field in fields(Tuning)].index(name)
-        known = [rows[k] for group in self.param_groups for rows in group["tuning"].values()]
-        return torch.cat(known) if known else torch.tensor([])
+        tunings = [rows[k] for group in self.param_groups for rows in group["tuning"].values()]
+        return torch.cat(tunings) if tunings else torch.tensor([])
 
 
 def add_to_spread(state: dict[str, Any], x: Tensor) -> None:

@@ -128,11 +128,11 @@ class IVON(Tempered):
     def _draw(self) -> None:
         for index, group in enumerate(self.param_groups):
             self._check(group)
-            for kind, same in enumerate(alike([*self._drawn(group["params"])])):
+            for number, same in enumerate(alike([*self._drawn(group["params"])])):
                 precisions = torch._foreach_add([self.curvature(p) for p in same], decay_of(group))
                 torch._foreach_div_(precisions, temperature_of(group))
                 torch._foreach_sqrt_(precisions)
-                noise = self._noise(group, same, f"{index}.{kind}")
+                noise = self._noise(group, same, f"{index}.{number}")
                 offsets = torch._foreach_div(noise, precisions)
                 for p, offset in zip(same, offsets, strict=True):
                     self.state[p]["offset"] = offset

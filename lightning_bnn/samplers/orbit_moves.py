@@ -69,8 +69,8 @@ class OrbitMoves:
         self.scalings = [group for group in sym.scalings if group not in fixed]
         self.held = [group.name for group in groups if group in fixed]
         self._held = [
-            [k for k, group in enumerate(kind) if group in fixed]
-            for kind in (sym.permutations, sym.signs)
+            [k for k, group in enumerate(family) if group in fixed]
+            for family in (sym.permutations, sym.signs)
         ]
 
     @torch.no_grad()

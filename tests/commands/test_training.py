@@ -112,7 +112,7 @@ def test_what_is_interrupted_says_how_to_go_on(folder, capsys, monkeypatch):
     short = ["--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "4", *ON_A_CPU]
     with pytest.raises(SystemExit):
         training(["fit", "-c", config, "--model.init_args.members", "2", *short], [CtrlC()])
-    _, _, command = capsys.readouterr().out.partition("to go on: lightning-bnn ")
+    _, _, command = capsys.readouterr().out.partition("to continue: lightning-bnn ")
     with pytest.raises(SystemExit):  # negative control: with one member
         main(["fit", "-c", config, *command.split()[-2:]])
     assert "its run was configured by" in capsys.readouterr().err

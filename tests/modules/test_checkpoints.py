@@ -96,7 +96,7 @@ def test_what_is_no_checkpoint_of_ours_is_said(tmp_path):
     path, load = tmp_path / "it.ckpt", partial(MFVI.load_from_checkpoint, network=network())
     for content in ({"state_dict": network().state_dict()}, [1, 2]):
         torch.save(content, path)
-        with pytest.raises(ValueError, match="is not a checkpoint that Lightning has written"):
+        with pytest.raises(ValueError, match="is not a checkpoint written by Lightning"):
             load(path)
     for text in (b"", unfitted(MFVI(network()), path).read_bytes()[:900]):
         path.write_bytes(text)

@@ -70,8 +70,8 @@ def _exports(package: Path) -> list[dict[str, str]]:
 
 def _names(module: str) -> list[str]:
     """Return the ``__all__`` of a file, without parsing it completely, in a tenth of the time."""
-    top, *rest = module.split(".")
-    file = Path(str(sys.modules[top].__file__)).parent.joinpath(*rest).with_suffix(".py")
+    top, *path = module.split(".")
+    file = Path(str(sys.modules[top].__file__)).parent.joinpath(*path).with_suffix(".py")
     stated = re.search(
         r"^__all__ = (\[.*?\])", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )

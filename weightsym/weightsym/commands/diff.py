@@ -79,19 +79,19 @@ def diff(
     if target is None and _are_equal(*files):
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
         return
-    given = [{n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files]
-    fill(model, given[0])
-    model, (first, second) = fold_networks(model, given, *example)
+    tensors = [{n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files]
+    fill(model, tensors[0])
+    model, (first, second) = fold_networks(model, tensors, *example)
     networks = first, second
     sym = discover(model, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
-    found = relation(*networks, sym, method=method, seed=architecture.seed)
+    evidence = relation(*networks, sym, method=method, seed=architecture.seed)
     prints = [fingerprint(params, sym) for params in networks]
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
     inputs = random_inputs(*example, seed=architecture.seed)
     outputs = output_error(model, *networks, inputs)
-    verdict = verdict_of(found, outputs, rounding)
-    pairs = (networks, (found.difference.a, found.difference.b))
+    verdict = verdict_of(evidence, outputs, rounding)
+    pairs = (networks, (evidence.difference.a, evidence.difference.b))
     examples = examples and examples.fitted(model, first)
     batches = [] if examples is None else examples.batches
     numbers: dict[str, Any] = {
@@ -101,11 +101,11 @@ def diff(
         "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
         "examples": str(examples or ""),
     }
-    print("\n".join([*_steps(found.difference), "", *_lines(found, numbers, prints)]))
+    print("\n".join([*_steps(evidence.difference), "", *_lines(evidence, numbers, prints)]))
     if target is not None:
         settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
         numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
-        print(_write(found, numbers, target))
+        print(_write(evidence, numbers, target))
     if EXIT_CODES[verdict]:
         raise SystemExit(EXIT_CODES[verdict])
 
@@ -137,18 +137,18 @@ def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
     return all(same(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
 
 
-def verdict_of(found: Relation, outputs: float, rounding: float) -> Verdict:
+def verdict_of(evidence: Relation, outputs: float, rounding: float) -> Verdict:
     """Return the verdict about two networks.
 
     Args:
-        found: evidence from the weights.
+        evidence: evidence from the weights.
         outputs: largest relative difference of outputs; NaN if none depend on the weights.
         rounding: relative distance explained by rounding.
     """
-    rest = found.difference.rest
-    if rest <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
+    remainder = evidence.difference.rest
+    if remainder <= rounding and not outputs > max(_SAME_OUTPUTS, _GAIN * rounding):
         return "same function"
-    return "made from it" if found.verdict == "same function" else found.verdict
+    return "made from it" if evidence.verdict == "same function" else evidence.verdict
 
 
 def rounding_of(types: Iterable[torch.dtype]) -> float:
@@ -169,29 +169,32 @@ def _steps(d: Difference) -> Iterator[str]:
 
 
 def _lines(
-    found: Relation, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
+    evidence: Relation, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
 ) -> Iterator[str]:
-    rest, judged = found.difference.rest, [g for g in found.groups if g.agreeing is not None]
+    left, judged = (
+        evidence.difference.rest,
+        [g for g in evidence.groups if g.agreeing is not None],
+    )
     yield (
-        f"units in their places: {sum(g.in_place for g in found.groups)} of "
-        f"{sum(g.units for g in found.groups)} (by chance {len(found.groups)}): "
-        f"p = {found.p_exact:.1g}"
+        f"units in their places: {sum(g.in_place for g in evidence.groups)} of "
+        f"{sum(g.units for g in evidence.groups)} (by chance {len(evidence.groups)}): "
+        f"p = {evidence.p_exact:.1g}"
     )
     yield (
         f"units found twice: {sum(g.agreeing or 0 for g in judged)} of "
         f"{sum(g.units for g in judged)} (independent networks: at most {100 * EXCESS:.0f} %): "
-        f"p <= {found.p_robust:.1g}"
+        f"p <= {evidence.p_robust:.1g}"
     )
     yield (
-        f"what is left: {rest:.3g} (rounding explains {numbers['rounding']:.1g}): "
-        f"p <= {found.p_close:.1g}"
+        f"what is left: {left:.3g} (rounding explains {numbers['rounding']:.1g}): "
+        f"p <= {evidence.p_close:.1g}"
     )
     yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
     if numbers["barriers"]:
         before, after = numbers["barriers"]
         yield f"barrier on {numbers['examples']}: {before:.6g} -> {after:.6g}"
     a, b = prints
-    rough = rest <= numbers["rounding"]
+    rough = left <= numbers["rounding"]
     apart = "other words, which rounding of the files explains" if rough else "different orbits"
     yield f"fingerprints: {a} and {b}: {'one orbit is possible' if a.agrees(b) else apart}"
     if not (a.attained and b.attained):
@@ -227,25 +230,25 @@ def _target(out: str | None, overwrite: bool) -> Path | None:
     return target
 
 
-def _write(found: Relation, numbers: Mapping[str, Any], target: Path) -> str:
+def _write(evidence: Relation, numbers: Mapping[str, Any], target: Path) -> str:
     """Write all numbers with a figure of distances and shares, and print both paths."""
-    stages = {stage.name: stage.by_layer() for stage in found.difference.stages}
+    stages = {stage.name: stage.by_layer() for stage in evidence.difference.stages}
     content = {
         "version": weightsym.__version__,
         **numbers,
         "stages": [{"name": s.name, "relative": s.relative, "layers": s.by_layer()}
-                   for s in found.difference.stages],
-        "explained": found.difference.explained,
-        "rest": found.difference.rest,
-        "p": {"exact": found.p_exact, "robust": found.p_robust, "close": found.p_close},
-        "groups": [asdict(group) for group in found.groups],
+                   for s in evidence.difference.stages],
+        "explained": evidence.difference.explained,
+        "rest": evidence.difference.rest,
+        "p": {"exact": evidence.p_exact, "robust": evidence.p_robust, "close": evidence.p_close},
+        "groups": [asdict(group) for group in evidence.groups],
     }  # fmt: skip
     write_whole(target, json_text(content) + "\n", wait=False)
     try:
         plots = of_the_plug_in("plots.weights", "The figure beside it")
     except MissingPackage as missing:
         return f"wrote {target}. {missing}"
-    figure = plots.distances_figure(stages, found.shares)
+    figure = plots.distances_figure(stages, evidence.shares)
     with draft_of(target.with_suffix(".png"), wait=False) as draft:
         figure.savefig(draft, format="png", dpi=150)
     return f"wrote {target} and {target.with_suffix('.png')}"

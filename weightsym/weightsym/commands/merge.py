@@ -97,8 +97,8 @@ def merge(
     form = _form(out, [files.get(Path(like))] if like else [files.get(p) for p in counting], like)
     target = _target(out, form, list(files.values()), overwrite)
     examples = examples_of(data) if data is not None else None
-    read = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
-    average = _Average(module, *_together(read, weights), examples)
+    contents = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
+    average = _Average(module, *_together(contents, weights), examples)
     print(average.describe(), flush=True)
     before = average.numbers()
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
@@ -209,8 +209,8 @@ class Every(Mapping[str, Tensor]):
         def convert(t: Tensor) -> Tensor:
             return t if dtype is None else _converted(name, t, dtype)
 
-        means = (weighted_mean({name: part}, weights)[name] for part in self.parts(name))
-        mean = torch.cat([convert(part) for part in means])
+        means = (weighted_mean({name: piece}, weights)[name] for piece in self.parts(name))
+        mean = torch.cat([convert(piece) for piece in means])
         return mean.reshape(self.shape(name))
 
     def shape(self, name: str) -> torch.Size:
@@ -264,9 +264,9 @@ class _Average:
         """Return distances and losses of the networks and their average."""
         weights = torch.tensor(self.balanced)
         squares = (
-            distance_to_mean({name: part}, [name], weights)
+            distance_to_mean({name: piece}, [name], weights)
             for name in shown(self.floating, "reading")
-            for part in self.every.parts(name)
+            for piece in self.every.parts(name)
         )
         numbers = {"distance to the average": math.sqrt(sum(squares))}
         if self.examples is not None:
@@ -300,13 +300,13 @@ class _Average:
         """Match large networks in pairs, since a joint frame needs all of them in memory."""
         first, *others = self.every.networks
         for k, network in enumerate(shown(others, "matching")):
-            found: MatchResult | FullMatch = (
+            result: MatchResult | FullMatch = (
                 match_all(network, first, sym)
                 if mixing
                 else match(network, first, sym, signs=True, seed=seed)
             )
-            print(f"network {k + 2} to the first: {found}")
-            self.every.elements[k + 1] = found.element
+            print(f"network {k + 2} to the first: {result}")
+            self.every.elements[k + 1] = result.element
 
     def mean(self) -> Callable[..., Tensor]:
         """Return the average, with statistics of batch norms re-estimated on the data."""
@@ -326,9 +326,11 @@ class _Average:
         if self.examples is None:
             print("the statistics of batch norms are averaged; `--data` re-estimates them")
             return mean
-        held = {name: mean(name) for name in self.every}
-        held = reestimated(self.module, held, self.examples.inputs)
-        return lambda name, dtype=None: _converted(name, held[name], dtype or held[name].dtype)
+        tensors = {name: mean(name) for name in self.every}
+        tensors = reestimated(self.module, tensors, self.examples.inputs)
+        return lambda name, dtype=None: _converted(
+            name, tensors[name], dtype or tensors[name].dtype
+        )
 
 
 # ------------------------------------------------------------ writing

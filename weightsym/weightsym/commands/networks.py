@@ -254,7 +254,7 @@ def _longer_axes(sym: Symmetries, shapes: Mapping[str, torch.Size]) -> tuple[Axi
 def _moved_axes(sym: Symmetries) -> set[int]:
     kinds = (sym.permutations, sym.scalings, sym.signs, sym.linear, sym.shifts)
     readers = (reader.channels for group in sym.shifts for reader in group.readers)
-    placements = itertools.chain(*(group.placements for kind in kinds for group in kind), readers)
+    placements = itertools.chain(*(group.placements for row in kinds for group in row), readers)
     return {placement.axis for placement in placements}
 
 

@@ -83,7 +83,7 @@ class StrictParser(ArgumentParser):
         """Suggest an option for a word without one, if there is a likely one."""
         for action in self._actions:
             hint = getattr(action, "_typehint", None)
-            kinds = [get_origin(kind) for kind in get_args(hint)]
+            kinds = [get_origin(alternative) for alternative in get_args(hint)]
             if get_origin(hint) in (Union, UnionType) and dict in kinds:
                 return f"; name it, as in --{action.dest}.NAME PLACE"
         return ""
@@ -157,8 +157,8 @@ class StrictParser(ArgumentParser):
         if extra := _TOO_MANY.search(message):
             word = next((w for w in self._words if extra[1].startswith(w)), extra[1].split()[0])
             accepted = ", ".join(f"`{name}`" for name in places)
-            rest = f"and only {accepted} can be without one" if places else "which it needs"
-            return Refusal(f"{word!r} has no option before it, {rest}", word, self.option_for_word)
+            hint = f"and only {accepted} can be without one" if places else "which it needs"
+            return Refusal(f"{word!r} has no option before it, {hint}", word, self.option_for_word)
         if not (unknown := _UNKNOWN.search(message)):
             return None
         name, typed = unknown[1], unknown[1].startswith("--")

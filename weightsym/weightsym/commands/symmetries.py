@@ -84,8 +84,8 @@ def symmetries(
 
 def _load(model: nn.Module, file: FittedNetwork) -> None:
     """Load the tensors of a network into memory."""
-    here = [name for name, t in P.of(model).items() if name in file.places and not t.is_meta]
-    model.load_state_dict({name: file.number(name) for name in here}, strict=False)
+    in_file = [name for name, t in P.of(model).items() if name in file.places and not t.is_meta]
+    model.load_state_dict({name: file.number(name) for name in in_file}, strict=False)
 
 
 def _masses(params: P.Params, sym: Symmetries) -> list[str]:

@@ -123,8 +123,8 @@ def _sorted(
 ) -> Params:
     if permutation is None or not sym.permutations:
         return params
-    held = _in_order_of_spaces(sym) if mixing is not None and sym.linear else set[int]()
-    order = sort_permutations(params, sym, permutation, descending, held=held)
+    fixed = _in_order_of_spaces(sym) if mixing is not None and sym.linear else set[int]()
+    order = sort_permutations(params, sym, permutation, descending, held=fixed)
     return permute(params, sym, order)
 
 

@@ -164,8 +164,8 @@ def _sizes_of_units(params: Params, sym: Symmetries) -> Iterator[tuple[str, Tens
             if not _turned(sym, a, placement.positions):
                 key = (sym.first_twin(axis.tensor), axis.dim, placement.positions.shape[1])
                 sizes.setdefault(key, []).append(squares[placement.positions.to(w.device)].sum(1))
-    for (name, *_), found in sorted(sizes.items(), key=repr):
-        yield name, torch.cat(found).sqrt().sort().values.cpu()
+    for (name, *_), norms in sorted(sizes.items(), key=repr):
+        yield name, torch.cat(norms).sqrt().sort().values.cpu()
 
 
 def _turned(sym: Symmetries, a: int, positions: Tensor) -> bool:

@@ -76,7 +76,7 @@ def canonical_scales_and_signs(
         "scalings": [torch.ones(g.units, device=device) for g in sym.scalings],
         "signs": [torch.ones(g.units, device=device) for g in sym.signs],
     }
-    kind: Statistic = "std" if scaling == "unit-std" else "norm"
+    measure: Statistic = "std" if scaling == "unit-std" else "norm"
     if scaling == "min-mass" and sym.scalings:
         least, target = min_mass(params, sym, tolerance=1e-16), 1.0
         factors["scalings"] = list(least.scales)
@@ -92,7 +92,7 @@ def canonical_scales_and_signs(
         if field == "signs":
             factors[field][index] = _sign_of_largest(params, sym, sym.signs[index], placement, w)
         elif scaling is not None:
-            size, before = statistic(params, sym, placement, kind, w), factors[field][index]
+            size, before = statistic(params, sym, placement, measure, w), factors[field][index]
             sizes.append((sym.axes[placement.axis].tensor, size))
             scale = _scale(size, target, placement.exponent)
             fixed = unscaled[index].to(size.device) if unscaled else torch.zeros_like(size > 0)
@@ -166,11 +166,11 @@ def _signs_in_turn(sym: Symmetries) -> bool:
     order = [w for w in sorted(_writers(sym), key=lambda w: w[:3]) if w[1] == "signs"]
     before = set[int]()
     for *_, index, placement in order:
-        for own in twin_places(sym, sym.signs[index], placement):
-            for axis in sym.axes_of[sym.axes[own.axis].tensor]:
-                for other, place in sym.placements_by_axis("signs").get(axis, ()):
-                    same = axis == own.axis and (other == index or not _meet(own, place))
-                    if place.exponent % 2 and other not in before and not same:
+        for twin in twin_places(sym, sym.signs[index], placement):
+            for axis in sym.axes_of[sym.axes[twin.axis].tensor]:
+                for group, position in sym.placements_by_axis("signs").get(axis, ()):
+                    same = axis == twin.axis and (group == index or not _meet(twin, position))
+                    if position.exponent % 2 and group not in before and not same:
                         return False
         before.add(index)
     return len(before) == len(sym.signs)

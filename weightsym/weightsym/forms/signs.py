@@ -68,22 +68,22 @@ class _Flips:
 
     def solved(self, params: Params) -> Tensor:
         """Return the signs of one network."""
-        known: dict[int, Equation] = {}
+        system: dict[int, Equation] = {}
         for names in self.stages():
-            every = [w for n in names if n in params for w in self._weights(n, params[n], known)]
+            every = [w for n in names if n in params for w in self._weights(n, params[n], system)]
             for _, equation in sorted(every, key=lambda weight: -weight[0]):
-                left = _reduced(equation, known)
+                left = _reduced(equation, system)
                 unit = next((k for k in left if k != _NEGATIVE), None)
                 if unit is not None:
-                    known[unit] = left
+                    system[unit] = left
         signs = torch.ones(self.units, dtype=torch.float64)
-        for unit, equation in reversed(known.items()):  # the later ones are in none before them
+        for unit, equation in reversed(system.items()):  # the later ones are in none before them
             others = [k for k in equation if k not in (unit, _NEGATIVE)]
             signs[unit] = signs[others].prod() * (-1 if _NEGATIVE in equation else 1)
         return signs
 
     def _weights(
-        self, name: str, w: Tensor, known: dict[int, Equation]
+        self, name: str, w: Tensor, system: dict[int, Equation]
     ) -> Iterator[tuple[float, Equation]]:
         """Return the largest of all weights that flip alike, and its sign equation."""
         axes = [a for a in self.sym.axes_of[name] if a in self.at]
@@ -91,7 +91,7 @@ class _Flips:
         kinds = torch.zeros((), dtype=torch.long)
         for a in axes:
             different: dict[Equation, int] = {}
-            left = [_reduced(equation, known) for equation in self.at[a]]
+            left = [_reduced(equation, system) for equation in self.at[a]]
             index = [different.setdefault(equation, len(different)) for equation in left]
             spread = self.sym.axes[a].spread(torch.tensor(index), w.shape)
             kinds = kinds * len(different) + spread
@@ -109,8 +109,8 @@ class _Flips:
                 yield largest, equation ^ {_NEGATIVE} if negative else equation
 
 
-def _reduced(equation: Equation, known: dict[int, Equation]) -> Equation:
+def _reduced(equation: Equation, equations: dict[int, Equation]) -> Equation:
     """Reduce an equation by earlier ones, of which later ones contain no leading units."""
-    while (unit := next((k for k in equation if k in known), None)) is not None:
-        equation = equation ^ known[unit]
+    while (unit := next((k for k in equation if k in equations), None)) is not None:
+        equation = equation ^ equations[unit]
     return equation
