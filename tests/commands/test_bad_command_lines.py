@@ -106,7 +106,7 @@ VALUES = [
     ("fit -c good.yaml --trainer.logger TensorBoardLogger --trainer.logger.save_dirr x",
      "`trainer.logger`", "'save_dirr'", "'save_dir'"),
     (f"fit -c good.yaml {NETWORK} json.dumps", "json.dumps does not say what it returns"),
-    (f"fit -c good.yaml {NETWORK} json.JSONDecoder", "json.JSONDecoder is no Module"),
+    (f"fit -c good.yaml {NETWORK} json.JSONDecoder", "json.JSONDecoder is not a Module"),
     ("test 'runs of mine/version_0'", "'runs of mine/version_0'", "-c FOLDER/config.yaml"),
     ("symmetries lightning_bnn.models.mlp --input 1,4 --init.hidden 3 --init.inputs 4 "
      "--init.outputs 2", "`hidden`", "3"),

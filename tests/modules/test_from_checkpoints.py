@@ -97,7 +97,7 @@ def test_laplace_without_training(trained, tmp_path):
 NORMED = {"batch_norm": True}
 REFUSED = [
     ("no", NORMED, {}, "There are no networks at"),
-    ("bank", {}, {}, "does not fit: '2.weight'|'3"),
+    ("bank", {}, {}, "does not match: '2.weight'|'3"),
     ("files", {"width": 9}, {}, "does not fit"),
     (".", {}, {}, "does not fit"),
     ("files/9.pt", NORMED, {"kind": "low_rank"}, "`networks` must hold at least 2"),
