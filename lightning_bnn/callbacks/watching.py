@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+import weightsym
 from lightning_bnn._compat import log, sharding
 from lightning_bnn.callbacks.onlooker import Onlooker, RefusedArgument
-from weightsym import Symmetries, UnsupportedModel, discover
+from weightsym import Symmetries, UnsupportedModel
 from weightsym import params as P
 from weightsym.params import Inputs, Params, check_count, first_line, where_precise
 
@@ -206,7 +207,7 @@ class Capture:
             for args, kwargs in _examples(*self.calls[name]):
                 try:
                     inputs = _inputs(inner, args, kwargs)
-                    symmetries = discover(
+                    symmetries = weightsym.discover(
                         inner, *inputs.args, batch_norm=batch_norm, **inputs.named
                     )
                 except Exception as error:  # whatever the user's forward raises on two rows
@@ -222,7 +223,7 @@ class Capture:
 
 def _inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """Return the inputs of a call, by position where `discover` has an option of the same name."""
-    if kwargs.keys() & inspect.signature(discover).parameters.keys():
+    if kwargs.keys() & inspect.signature(weightsym.discover).parameters.keys():
         return Inputs(inspect.signature(module.forward).bind(*args, **kwargs).args, {})
     return Inputs(args, kwargs)
 
@@ -438,7 +439,9 @@ class SymmetryCallback(Onlooker):
         """Take the networks of a module of this package."""
 
         def find() -> Network:
-            symmetries = discover(stack.template, *stack.example, batch_norm=self.batch_norm)
+            symmetries = weightsym.discover(
+                stack.template, *stack.example, batch_norm=self.batch_norm
+            )
             inputs = Inputs(stack.example, {})
             return Network("", stack.template, lambda: pl_module.weights()[1], symmetries, inputs)
 
