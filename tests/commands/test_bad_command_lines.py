@@ -122,7 +122,7 @@ CHECKPOINTS = [
     ("validate -c good.yaml --ckpt_path broken.ckpt", "broken.ckpt"),
     ("predict -c good.yaml --ckpt_path weights.ckpt", "weights.ckpt"),
     ("validate -c good.yaml --ckpt_path best", "best"),
-    ("validate -c good.yaml --ckpt_path other.ckpt", "other.ckpt does not fit",
+    ("validate -c good.yaml --ckpt_path other.ckpt", "other.ckpt does not match",
      "another LightningModule"),
 ]  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_checkpoints_of_other_classes_are_named(kind, of_each_class, contents):
     for other in loads_as(kind) - {kind}:
         type(module).load_from_checkpoint(of_each_class[other], network=own)
     for other in of_each_class.keys() - loads_as(kind):
-        words = f"^The checkpoint is of {other}, and this module is {kind}.$"
+        words = f"^The checkpoint is of {other}, but this module is {kind}.$"
         with pytest.raises(ValueError, match=words):
             module.on_load_checkpoint(dict(contents[other]))
     with pytest.raises(ValueError, match=words):
@@ -86,7 +86,7 @@ def test_classes_of_users_load_as_what_they_are_made_of(tmp_path):
     for method in (methods.MFVI(), Faster()):
         Bayesian(network(), method).on_load_checkpoint(torch.load(path))
     general = unfitted(Bayesian(network(), methods.SGMCMC()), tmp_path / "general.ckpt")
-    with pytest.raises(ValueError, match="is of SGHMC, and this module is HMC"):
+    with pytest.raises(ValueError, match="is of SGHMC, but this module is HMC"):
         Bayesian(network(), methods.HamiltonianMonteCarlo()).on_load_checkpoint(torch.load(general))
 
 
@@ -109,7 +109,7 @@ def test_what_is_no_checkpoint_of_ours_is_said(tmp_path):
         lambda: load(path),
         lambda: MFVI(network()).on_load_checkpoint(torch.load(path)),
     ):
-        with pytest.raises(ValueError, match="is of another LightningModule, and this"):
+        with pytest.raises(ValueError, match="is of another LightningModule, but this"):
             refused()
 
 
@@ -141,7 +141,7 @@ def test_a_run_does_not_go_on_from_checkpoints_of_others(tmp_path):
     path = unfitted(SWAG(network(), members=2, start=0), tmp_path / "it.ckpt")
     longer = nn.Sequential(*network(), nn.Linear(3, 3))
     for other, words in (
-        (MFVI(network(), members=2), "is of SWAG, and this module is MFVI"),
+        (MFVI(network(), members=2), "is of SWAG, but this module is MFVI"),
         (SWAG(network(), members=3), "for 'state.networks.0.weight' it has .*2, 8, 6"),
         (SWAG(longer, members=2), "it has nothing"),
     ):

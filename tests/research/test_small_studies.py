@@ -313,7 +313,7 @@ def test_the_modes_of_the_posterior_are_where_they_should_be():
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ("--out /proc/nothing", "`out` must be a folder"),
+        ("--out /proc/nothing", "`out` must be a writable folder"),
         ("--noise 0", "`noise` must be above 0"),
         ("--alphas [-0.1]", "`alphas` must be above 0"),
     ],

@@ -136,7 +136,7 @@ def test_gradients_at_the_means_are_refused():
     loss(w).backward()
     with pytest.raises(RuntimeError, match=r"gradients at drawn weights: call `perturb\(\)`"):
         optimizer.step()
-    with pytest.raises(RuntimeError, match="Some of the gradients are not of drawn weights"):
+    with pytest.raises(RuntimeError, match="Some of the gradients are not at drawn weights"):
         optimizer.step(lambda: loss(w).backward())
     optimizer.step(lambda: (optimizer.zero_grad(), loss(w).backward()))
 
