@@ -162,23 +162,15 @@ def _quality(
             "name the checkpoint of the run in place of a bank or a folder."
         )
     likelihood = posterior.likelihood
-    predicts = kind_of(likelihood, sets[0].targets()) is not DensityPredictions
-    sets = sets if predicts else sets[:1]  # others say nothing without targets
-    is_calibrated = predicts and getattr(likelihood, "noise", None) != "correlated"
+    has_scores = kind_of(likelihood, sets[0].targets()) is not DensityPredictions
+    sets = sets if has_scores else sets[:1]  # others say nothing without targets
+    is_calibrated = has_scores and getattr(likelihood, "noise", None) != "correlated"
     held_out = [] if validation is None or not is_calibrated else [validation]
-    of_modes = [
-        predictions_of_mode(
-            mode, posterior.network, likelihood, [*sets, *held_out], (reference.samples, share),
-            reference.seed, k, device=reference.device,
-        )
-        for k, mode in enumerate(posterior.predictors)
-    ]  # fmt: skip
+    of_modes = _predictions(posterior, reference, [*sets, *held_out], share)
 
     def numbers(of_sets: Sequence[Predictions]) -> NumbersOf:
         tested, validated = of_sets[: len(sets)], of_sets[len(sets) :]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # tables say what is calibrated
-            calibration = calibrated(validated[0], seed=reference.seed) if validated else None
+        calibration = _calibration(validated[0], reference.seed) if validated else None
         return numbers_of(tested, score, predicted, sets[0].target_std(), calibration)
 
     alone = [numbers([counts[0] for counts in mode]) for mode in of_modes]
@@ -196,6 +188,26 @@ def _quality(
         for subset in subsets
     )
     return {"one": over_modes([of_mode() for of_mode in alone]), "multi": jackknife(whole, left)}
+
+
+def _predictions(
+    posterior: StoredPosterior, reference: Reference, sets: Sequence[StoredBatches], share: int
+) -> list[list[Any]]:
+    """Predict every set by all networks of each mode, and by its share of those of all modes."""
+    return [
+        predictions_of_mode(
+            mode, posterior.network, posterior.likelihood, sets, (reference.samples, share),
+            reference.seed, k, device=reference.device,
+        )
+        for k, mode in enumerate(posterior.predictors)
+    ]  # fmt: skip
+
+
+def _calibration(validated: Predictions, seed: int) -> Any:
+    """Calibrate without warnings, since tables show the numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return calibrated(validated, seed=seed)
 
 
 FAILED = "failed"
@@ -256,20 +268,13 @@ def collect(
     options = options or Options()
     first, sources = _source(reference), _sources(posteriors, options)
     config, problem = _problem(data, [first, *sources.values()], network, likelihood)
-    settings = {
-        "reference": str(reference) if isinstance(first, Location) else _kind(first),
-        "reference_sha256": first.digest() if isinstance(first, Location) else "in memory",
-        "config": None if config is None else str(config),
-        "config_sha256": None if config is None else digest_of_file(config),
-        "version": lightning_bnn.__version__,
-        "format": _FORMAT,
-        **{k: v for k, v in asdict(options).items() if k != "reference_is"},
-    }
     whole = read_posterior("reference", first, problem)
     stored = whole.thinned(options.reference_samples)
     networks = Reference.of(stored, problem, options)
     ood = problem.ood_set(options.ood)
-    settings |= {
+    settings = {
+        "reference": str(reference) if isinstance(first, Location) else _kind(first),
+        **_identity(first, config, options),
         "reference_networks": networks.size,
         "reference_chains": len(stored.modes) if networks.has_chains else None,
         "reference_rhat": rhat_of_predictions(whole, problem),
@@ -297,12 +302,28 @@ def collect(
 
     keep = None if folder is None or config is None else folder / "rows"
     rows, origins = _all_rows(sources, settings, keep, compute)
+    return Comparison(rows, _floors(rows, networks), {**settings, "posteriors": origins})
+
+
+def _identity(reference: Location | Any, config: Path | None, options: Options) -> dict[str, Any]:
+    """What decides the numbers besides the reference's networks and the data."""
+    return {
+        "reference_sha256": reference.digest() if isinstance(reference, Location) else "in memory",
+        "config": None if config is None else str(config),
+        "config_sha256": None if config is None else digest_of_file(config),
+        "version": lightning_bnn.__version__,
+        "format": _FORMAT,
+        **{k: v for k, v in asdict(options).items() if k != "reference_is"},
+    }
+
+
+def _floors(rows: Sequence[Row], reference: Reference) -> dict[int, Numbers]:
+    """Noise floors of as many networks as rows have, if the reference can be split."""
+    if reference.size < 4 or reference.has_chains:
+        return {}
     counts = {row.seeds for row in rows if "law" in row.numbers}
     counts |= {row.pooled for row in rows if "mmd" in row.numbers}
-    if networks.size < 4 or networks.has_chains:  # cannot be split into parts of one law
-        counts = set()
-    floors = {count: networks.noise_floor(count) for count in sorted(counts)}
-    return Comparison(rows, floors, {**settings, "posteriors": origins})
+    return {count: reference.noise_floor(count) for count in sorted(counts)}
 
 
 def _all_rows(
