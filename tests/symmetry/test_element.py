@@ -1,10 +1,8 @@
 """The axioms of a group action, over all known networks and all kinds of groups."""
 
-import functools
-
 import pytest
 import torch
-from checked_symmetries import close, seeded
+from checked_symmetries import close, find, seeded
 from known_networks import NETWORKS, each
 
 from weightsym import (
@@ -26,12 +24,6 @@ from weightsym import params as P
 from weightsym.files import save_tensors
 
 TOLERANCE = 1e-7
-
-
-@functools.cache
-def known(name):
-    model, x, sym = NETWORKS[name].known()
-    return model, x, sym, P.of(model)
 
 
 def size(params):
@@ -61,14 +53,14 @@ def one_by_one(params, sym, values):
 
 @each
 def test_it_does_what_its_parts_do_one_by_one(name):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     values = parts(sym, seeded(1))
     same(Element.of_groups(sym, **values)(params), one_by_one(params, sym, values))
 
 
 @each
 def test_products_and_inverses(name):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     g, h = (Element.random(sym, seeded(k)) for k in (1, 2))
     moved = g(h(params))
     same((g @ h)(params), moved)
@@ -82,7 +74,7 @@ def test_products_and_inverses(name):
 
 @each
 def test_members_move_each_by_itself(name):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     stack = P.stack([params, params, params])
     values, others = (parts(sym, seeded(k), 3) for k in (3, 4))
     g, h = (Element.of_groups(sym, **v) for v in (values, others))
@@ -99,7 +91,7 @@ def test_members_move_each_by_itself(name):
 @each
 def test_gradients_are_dual(name):
     """Products of weights and gradients stay; and those of squares are squares."""
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     weights = {n: t for n, t in params.items() if n in sym.shapes and t.is_floating_point()}
     values = {**parts(sym, seeded(5)), "shifts": None}
     g = Element.of_groups(sym, **values)
@@ -118,7 +110,7 @@ def test_gradients_are_dual(name):
 @each
 def test_permutations_and_matrices_are_read_off(name):
     """Those that it was made of, and those of a product and of an inverse."""
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     for members in (None, 3):
         values, others = (parts(sym, seeded(k), members) for k in (8, 9))
         g = Element.of_groups(sym, **values)
@@ -140,7 +132,7 @@ def compose_with_inverse(orders, sym):
 
 @each
 def test_stacks_are_joined_and_parted(name):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     g, h = (Element.of_groups(sym, **{**parts(sym, seeded(k), 2), "shifts": None}) for k in (1, 2))
     one = Element.of_groups(sym, **{**parts(sym, seeded(3)), "shifts": None})
     joined, stack = Element.joined([g, h, one], [2, 2, 1]), P.stack([params] * 5)
@@ -154,7 +146,7 @@ def test_stacks_are_joined_and_parted(name):
 
 def test_what_does_not_commute_is_told_apart():
     """The controls: the other order, the element itself for its inverse, or for its dual."""
-    _, _, sym, params = known("attention")
+    _, _, sym, params = find("attention")
     g, h = (Element.random(sym, seeded(k)) for k in (1, 2))
     for wrong, right in ((h @ g, g @ h), (g, g.inverse), (g @ g, Element.identity(sym))):
         assert not close(wrong(params), right(params), 1e-3)
@@ -165,7 +157,7 @@ WRITTEN = [name for name in NETWORKS if "expert" in name or "heads" in name][:6]
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_it_is_written_and_read(name, tmp_path):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     g = Element.random(sym, seeded(1)) @ Element.random(sym, seeded(2))
     g.save(tmp_path / "g.safetensors")
     same(Element.load(tmp_path / "g.safetensors", sym)(params), g(params))
@@ -173,7 +165,7 @@ def test_it_is_written_and_read(name, tmp_path):
 
 @pytest.mark.bad_input
 def test_other_files_are_refused(tmp_path):
-    (_, _, sym, params), (_, _, other, _) = known(WRITTEN[0]), known(WRITTEN[-1])
+    (_, _, sym, params), (_, _, other, _) = find(WRITTEN[0]), find(WRITTEN[-1])
     Element.random(sym).save(tmp_path / "g.safetensors")
     with pytest.raises(ValueError, match="another network than `sym`"):
         Element.load(tmp_path / "g.safetensors", other)

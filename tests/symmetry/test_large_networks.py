@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from checked_symmetries import seeded
-from known_networks import NETWORKS, ORDERED, each, marked
+from checked_symmetries import find, seeded
+from known_networks import ORDERED, each, marked
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
@@ -48,11 +48,6 @@ def as_large(monkeypatch):
     count_as_large(monkeypatch)
 
 
-def known(name):
-    model, x, sym = NETWORKS[name].known()
-    return model, x, sym, P.of(model)
-
-
 def furthest(a, b, names):
     return max((float((a[n] - b[n]).abs().max()) for n in names), default=0.0)
 
@@ -66,7 +61,7 @@ def moved(params, sym, signs=True):
 # ------------------------------------------------------------ moving
 @each
 def test_tensors_move_one_by_one_as_the_whole_network_does(name, as_large):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     g = seeded(1)
     signs, orders = random_signs(sym, g), random_permutations(sym, g)
     matrices = random_mixings(sym, g)
@@ -166,7 +161,7 @@ def test_units_with_nothing_in_common_are_left_to_exact_products():
 # ------------------------------------------------------------ matching
 @some
 def test_large_networks_end_where_small_ones_do(name, monkeypatch):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     if not sym.permutations:
         pytest.skip("nothing can be permuted")
     copy = moved(params, sym, signs=False)
@@ -180,7 +175,7 @@ def test_large_networks_end_where_small_ones_do(name, monkeypatch):
     "name", ["attention", "rotary half", "rotary, grouped", "low rank", "a stream of layer norms"]
 )
 def test_matrices_of_large_networks_are_found(name, as_large):
-    _, _, sym, params = known(name)
+    _, _, sym, params = find(name)
     element = Element.of_groups(
         sym,
         permutations=random_permutations(sym, seeded(1)),
