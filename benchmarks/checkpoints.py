@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from weightsym import Element, discover, random_mixings, random_permutations, random_signs
+from weightsym import Element, discover, random_mixings, random_permutations
 from weightsym import params as P
 from weightsym.commands.networks import transformers_example, transformers_network
 from weightsym.networks.files.safetensors_format import StoredTensor, write_file
@@ -132,16 +132,12 @@ def noisy(read):
 
 
 def moved(network, mixing):
-    """A random element of the group, without scales, which `match` does not undo."""
+    """A random element of the group: permutations, and matrices that mix channels."""
     sym = discover(network, *transformers_example(network, ""))
     generator = torch.Generator().manual_seed(3)
-    parts = {
-        "permutations": random_permutations(sym, generator),
-        "signs": random_signs(sym, generator),
-    }
-    if mixing:
-        parts["matrices"] = random_mixings(sym, generator)
-    return Element.of_groups(sym, **parts)
+    permutations = random_permutations(sym, generator)
+    matrices = random_mixings(sym, generator) if mixing else None
+    return Element.of_groups(sym, permutations=permutations, matrices=matrices)
 
 
 def write_shards(folder, config, tensors, read, dtype):

@@ -618,7 +618,8 @@ class _Given:
         if value is None:
             return None
         if kind == "permutations":
-            stays = torch.equal(value, torch.arange(value.shape[-1]).to(value).expand_as(value))
+            unmoved = torch.arange(value.shape[-1], device=value.device)
+            stays = torch.equal(value, unmoved if value.ndim == 1 else unmoved.expand_as(value))
             return None if stays else value.to(self.device)
         if kind in FACTORS and not value.requires_grad and bool((value == 1).all()):
             return None
@@ -626,7 +627,7 @@ class _Given:
 
     def at(self, kind: Kind, a: int) -> list[tuple[Placement, Tensor]]:
         """The places of a kind of groups on an axis, and what acts there."""
-        acting = []
+        acting: list[tuple[Placement, Tensor]] = []
         for k, placement in self.sym.placements_by_axis(kind).get(a, ()):
             turned = kind == "linear" and placement.exponent == -1
             value = self.of("duals" if turned else kind, k)
@@ -655,8 +656,10 @@ class _Given:
 
     def _map(self, a: int, sources: Mapping[str, Sources]) -> AxisMap:
         axis, values = self.sym.axes[a], self.values
-        source = sources.get(axis.tensor, axis.tensor)
-        index = self._index(a, source) if "permutations" in values else None
+        source, index = sources.get(axis.tensor, axis.tensor), None
+        permuted = self.sym.placements_by_axis("permutations")
+        if "permutations" in values and (a in permuted or source != axis.tensor):
+            index = self._index(a, source)
         pairs = [pair for kind in FACTORS if kind in values for pair in self.at(kind, a)]
         mixings = (mixing_at(*pair) for pair in self.at("linear", a)) if "linear" in values else ()
         factor = axis_factor(axis, pairs) if pairs else None
