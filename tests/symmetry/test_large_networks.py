@@ -171,6 +171,22 @@ def test_large_networks_end_where_small_ones_do(name, monkeypatch):
     assert float(large.objective) >= float(small.objective) * (1 - 1e-5) - 1e-9
 
 
+def test_nothing_else_is_tried_where_every_unit_has_its_partner(as_large, monkeypatch):
+    """Channels inside heads are sure with their heads; another network takes Frank-Wolfe."""
+    _, _, sym, params = known("sdpa")
+    tried = []
+    joint = sys.modules["weightsym.matching.match"].frank_wolfe
+    monkeypatch.setattr(
+        "weightsym.matching.match.frank_wolfe", lambda *args: tried.append(1) or joint(*args)
+    )
+    found = match(moved(params, sym, signs=False), params, sym)
+    assert (found.method, tried) == ("ascent", [])
+    g = seeded(5)
+    other = {n: torch.randn(t.shape, generator=g).to(t) for n, t in params.items()}
+    match(other, params, sym)
+    assert tried
+
+
 @pytest.mark.parametrize(
     "name", ["attention", "rotary half", "rotary, grouped", "low rank", "a stream of layer norms"]
 )

@@ -153,8 +153,9 @@ class Ascent:
                 if pending[k].any():
                     changed = self._improve(k, pending[k], None)
                     pending[k] = False
-                    if self.plan.size > LARGE:
+                    if self.plan.size > LARGE:  # they have been matched with their blocks
                         pending[self.plan.within[k]] = False
+                        self.sure[self.plan.within[k]] = self.sure[k]
                     pending[self.plan.neighbours[k]] |= changed & allowed[self.plan.neighbours[k]]
             if not pending.any():
                 break
