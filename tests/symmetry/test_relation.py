@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from lightning_bnn import models
 from lightning_bnn.datamodules import Digits
-from weightsym import Element, discover, relation
+from weightsym import Element, discover, kinship, likeness, relation
 from weightsym import params as P
 from weightsym.discovery.folding import fold_networks
 from weightsym.matching.relation import EXCESS, law_of_fixed_points, p_agreeing, p_in_place
@@ -281,3 +281,6 @@ def test_no_symmetry_hides_what_a_llama_was_made_from():
     assert 0.01 < plain < 0.1
     assert attacked == pytest.approx(plain, rel=0.02)
     assert relation(attack(other), first, sym).verdict == "independent"
+    kin = kinship([likeness(w, sym) for w in (first, attack(tuned), attack(other))])
+    assert kin[0, 1] > 0.99
+    assert kin[:2, 2].abs().max() < 0.1
