@@ -173,7 +173,7 @@ def test_large_networks_end_where_small_ones_do(name, monkeypatch):
 
 def test_nothing_else_is_tried_where_every_unit_has_its_partner(as_large, monkeypatch):
     """Channels inside heads are sure with their heads; another network takes Frank-Wolfe."""
-    _, _, sym, params = known("sdpa")
+    _, _, sym, params = find("sdpa")
     tried = []
     joint = sys.modules["weightsym.matching.match"].frank_wolfe
     monkeypatch.setattr(
