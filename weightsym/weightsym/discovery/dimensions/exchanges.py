@@ -302,6 +302,19 @@ def _alike(vertices: Ints, hashes: Hashes) -> list[list[int]]:
     return [order[i:j].tolist() for i, j in several.tolist()]
 
 
+def _stable(edges: Ints, colours: Hashes) -> Hashes:
+    """Colours of vertices by those of their neighbours, again and again, until none is split."""
+    cells = 0
+    while True:
+        _, cell, size = np.unique(colours, return_inverse=True, return_counts=True)
+        if len(size) == cells:
+            return colours
+        cells = len(size)
+        several = size[cell] > 1  # what is alone in its cell stays so
+        edges = edges[several[edges[:, 0]] | several[edges[:, 1]]]
+        colours = np.where(several, mix(colours, _neighbours(edges, colours), 4), colours)
+
+
 # ------------------------------------------------------------ larger exchanges
 class _Search:
     """Exchanges of the graph whose twins are collapsed."""
@@ -339,22 +352,18 @@ class _Search:
         return self._known[v]
 
     def _refined(self, graph: _Graph, multiplicity: Hashes) -> Hashes:
-        """Colours that tell apart what has other neighbours, of how many vertices each is one."""
+        """Colours that tell apart what has other neighbours, of how many vertices each is one.
+
+        First operations and tensors among themselves: these are few, and one layer tells the next.
+        """
         colours = mix(graph.colours, multiplicity, 3)
         colours[graph.fixed] = graph.colours[graph.fixed]
         live = np.flatnonzero(self._is_live)
         index = np.cumsum(self._is_live) - 1
         edges = np.concatenate([index[self._edges[:, :2]], self._edges[:, 2:]], 1)
-        fresh, cells = colours[live], 0
-        while True:
-            _, cell, size = np.unique(fresh, return_inverse=True, return_counts=True)
-            if len(size) == cells:
-                colours[live] = fresh
-                return colours
-            cells = len(size)
-            several = size[cell] > 1  # what is alone in its cell stays so
-            edges = edges[several[edges[:, 0]] | several[edges[:, 1]]]
-            fresh = np.where(several, mix(fresh, _neighbours(edges, fresh), 4), fresh)
+        is_outer = (self._edges[:, :2] >= graph.class_count).all(1)
+        colours[live] = _stable(edges, _stable(edges[is_outer], colours[live]))
+        return colours
 
     def exchanges(self) -> list[list[list[int]]]:
         """Units of every exchange, each exchange once.
