@@ -46,7 +46,7 @@ def test_a_name_is_a_place_unless_something_else_is_there(tmp_path, monkeypatch)
     (tmp_path / "mnist_optunets").mkdir()
     assert Location.of("mnist_optunets").path.resolve() == tmp_path / "mnist_optunets"
     assert not Location.of("mnist_optunet").path.exists()
-    with pytest.raises(ValueError, match="no bank 'mnist'.* there are: mnist_optunets"):
+    with pytest.raises(ValueError, match="no bank 'mnist'.* choose from: mnist_optunets"):
         shipped_bank("mnist")
     assert bank_card(CheckpointBank(tmp_path / "own").path) == {}
 
