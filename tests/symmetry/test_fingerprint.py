@@ -91,7 +91,7 @@ def test_zeros_and_limits():
 
 
 # ------------------------------------------------------------ what they see
-SEEN = [*NAMES, "heads", "rotary"]
+SEEN = [*NAMES, "heads", "rotary heads"]
 
 
 def largest_matrix(params):
