@@ -70,6 +70,7 @@ class Relation:
             than ``EXCESS`` of their units beyond chance.
         p_close: of tensors as close, if their directions were random, for any of all permutations.
 
+    >>> import torch
     >>> from torch import nn
     >>> from weightsym import params as P
     >>> from weightsym import discover, permute, random_permutations, relation
@@ -129,6 +130,7 @@ def relation(
         method: how units are matched, see `match`.
         seed: of the order from which units are matched.
 
+    >>> import torch
     >>> from torch import nn
     >>> from weightsym import params as P
     >>> from weightsym import discover, relation
