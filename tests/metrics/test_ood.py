@@ -192,7 +192,7 @@ def test_scores():
 
 
 test_errors = refuses(
-    (lambda s, o: M.auroc(s * torch.nan, o), "`scores` must not be NaN, 120 of them are"),
+    (lambda s, o: M.auroc(s * torch.nan, o), "`scores` must not be NaN, but 120 of them are"),
     (lambda s, o: M.auroc(s, o[:-1]), "must have the same shape"),
     (lambda s, o: M.aupr(s.numpy(), o), "`scores` must be a tensor, got ndarray"),
     (lambda s, o: M.auroc(s, 2 * o.long()), "`is_ood` must be boolean"),

@@ -44,7 +44,7 @@ def test_chains_keep_what_was_finite(in_bank, tmp_path, caplog):
     module = chain(**bank)
     run, _ = run_of(module, breaks(13))
     assert run.global_step == 14
-    assert "6 networks of 1 chain were kept" in caplog.text
+    assert "6 networks of 1 chain were collected" in caplog.text
     path = saved(run, tmp_path / "it.ckpt")
     loaded = SGHMC.load_from_checkpoint(path, network=network(), weights_only=True)
     for one in (module, loaded):

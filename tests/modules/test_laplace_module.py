@@ -82,7 +82,7 @@ def test_the_curvature_is_that_of_as_many_examples_as_there_are(options, each):
     data = TensorDataset(x, torch.randn(50, 1))
     likelihood = Gaussian("fixed", std=0.5)
     module = Laplace(nn.Linear(3, 1), likelihood=likelihood, structure="diag", prior_precision=1.0)
-    with pytest.warns(UserWarning, match=f"gives {each} examples, and there are 50"):
+    with pytest.warns(UserWarning, match=f"yields {each} examples of 50"):
         trainer(max_epochs=1).fit(module, DataLoader(data, **options))
     found = module.posterior().blocks[0].eigenvalues
     torch.testing.assert_close(found, torch.full_like(found, 50 / 0.5**2))
