@@ -199,11 +199,13 @@ class _Step(NamedTuple):
     def settled(self) -> bool:
         """True if no other start would change much: little is left, or units keep their places.
 
-        In small networks, nothing but rounding is little.
+        In small networks, nothing but rounding is little, in every tensor.
         """
-        squares = sum(float(self.b[name].double().square().sum()) for name in self._names)
+        sizes = {name: float(self.b[name].double().square().sum()) for name in self._names}
         if self.is_small:
-            return self.apart < _ROUNDING * squares
+            pairs = ((self.a[n].double() - self.b[n].double(), size) for n, size in sizes.items())
+            return all(float(d.square().sum()) <= _ROUNDING * size for d, size in pairs)
+        squares = sum(sizes.values())
         many = [p for p in self.permutations if len(p) > _MANY]
         kept = [float((p == torch.arange(len(p))).double().mean()) for p in many]
         return self.apart < _CLOSE * squares or max(kept, default=0.0) > 0.5
