@@ -10,7 +10,13 @@ import random
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,8 +151,10 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
     """
     measured = check_calls(model, inputs)
     failure: Exception | None = None
+    detached = _DetachedData()
     for strict in (False, True):
-        network = _returning_tensors(structural_copy(model), strict)
+        mode = nullcontext() if strict else detached
+        network = _returning_tensors(structural_copy(model), mode)
         try:
             with _quiet(), torch.no_grad():
                 program = torch.export.export(network, inputs.args, inputs.named, strict=strict)
@@ -158,6 +166,8 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
                     check_sizes(node)
         except Exception as error:  # torch.export raises many kinds: all become one clear message
             failure = failure or error
+            if detached.assigned:  # the other tracer would not see that
+                break
         else:
             return Graph(program, measured)
     assert failure is not None
@@ -167,13 +177,13 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
     raise UnsupportedModel(_explain(model, failure)) from failure
 
 
-def _returning_tensors(network: nn.Module, strict: bool) -> nn.Module:
+def _returning_tensors(network: nn.Module, mode: AbstractContextManager[Any]) -> nn.Module:
     """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
     forward = network.forward
 
     @functools.wraps(forward)
     def tensors(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        with nullcontext() if strict else _DetachedData():
+        with mode:
             return tuple(tensors_of(forward(*args, **kwargs)))
 
     network.forward = tensors
@@ -181,7 +191,13 @@ def _returning_tensors(network: nn.Module, strict: bool) -> nn.Module:
 
 
 class _DetachedData(TorchFunctionMode):
-    """Reads `.data` as `detach()`: without gradients they are one, but the tracer loses `.data`."""
+    """Reads `.data` as `detach()`: without gradients they are one, but the tracer loses `.data`.
+
+    Attributes:
+        assigned: whether something was assigned to `.data`.
+    """
+
+    assigned = False
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -189,6 +205,7 @@ class _DetachedData(TorchFunctionMode):
         if function == _DATA.__get__:
             return args[0].detach()
         if function == _DATA.__set__:
+            self.assigned = True
             raise RuntimeError(
                 "it assigns to `.data` inside of its forward (compute the new tensor, and use it)."
             )
