@@ -104,6 +104,7 @@ def kinship_figure(
         names: of the networks.
         related: pairs whose comparison in full has shown it.
 
+    >>> import torch
     >>> figure = kinship_figure(torch.eye(3), ["a", "b", "c"], [(0, 1)])
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
     ['a', 'b', 'c']

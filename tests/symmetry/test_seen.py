@@ -143,9 +143,9 @@ def test_a_unit_that_sleeps_is_awake_at_other_weights(seed):
 
 @pytest.mark.parametrize("bias", [0.0, -20.0])
 def test_weights_are_drawn_again_only_where_the_first_do_not_show_all(bias, monkeypatch):
-    drawn, draw = [], refutation.factors_that_keep_signals
+    drawn, draw = [], refutation.draw_that_keeps_signals
     monkeypatch.setattr(
-        refutation, "factors_that_keep_signals", lambda *a: drawn.append(0) or draw(*a)
+        refutation, "draw_that_keeps_signals", lambda *a: drawn.append(0) or draw(*a)
     )
     torch.manual_seed(0)
     model = nn.Sequential(lin(4, 6), nn.ReLU(), lin(6, 3)).double()
