@@ -10,21 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import weightsym
 from weightsym import Difference, Fingerprint, Relation, barrier, discover, fingerprint, relation
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fill, fit_all, shown
+from weightsym.commands.reports import report_file, write_report
 from weightsym.discovery.folding import fold_networks
-from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs
 from weightsym.matching.match import ByWeights
 from weightsym.matching.relation import EXCESS, Verdict
-from weightsym.networks.files.drafts import draft_of, write_whole
 from weightsym.networks.files.fitting import FittedNetwork
-from weightsym.networks.files.loading import json_text
-from weightsym.networks.files.writing import check_path
 
 EXIT_CODES: Mapping[Verdict, int] = {
     "same function": 0,
@@ -69,7 +65,7 @@ def diff(
             written beside it, e.g. diff.png.
         overwrite: replace an existing file or folder at --out (true or false).
     """
-    target = _target(out, overwrite)
+    target = report_file(out, overwrite)
     stored = [open_network(Path(path)) for path in (a, b)]
     examples = examples_of(data) if data is not None else None
     folder = next((s.path for s in stored if s.is_folder), None)
@@ -218,23 +214,10 @@ def _sentence(verdict: Verdict, rough: bool) -> str:
 
 
 # ------------------------------------------------------------ files
-def _target(out: str | None, overwrite: bool) -> Path | None:
-    """Check the output file before the work begins."""
-    if out is None:
-        return None
-    target = Path(out)
-    if target.suffix != ".json":
-        raise ValueError(f"`--out` must be a .json file, got {out}.")
-    for path in (target, target.with_suffix(".png")):
-        check_path(path, overwrite and not path.is_dir())
-    return target
-
-
 def _write(evidence: Relation, numbers: Mapping[str, Any], target: Path) -> str:
-    """Write all numbers with a figure of distances and shares, and print both paths."""
+    """Write all numbers with a figure of distances and shares, and name both files."""
     stages = {stage.name: stage.by_layer() for stage in evidence.difference.stages}
     content = {
-        "version": weightsym.__version__,
         **numbers,
         "stages": [{"name": s.name, "relative": s.relative, "layers": s.by_layer()}
                    for s in evidence.difference.stages],
@@ -243,12 +226,5 @@ def _write(evidence: Relation, numbers: Mapping[str, Any], target: Path) -> str:
         "p": {"exact": evidence.p_exact, "robust": evidence.p_robust, "close": evidence.p_close},
         "groups": [asdict(group) for group in evidence.groups],
     }  # fmt: skip
-    write_whole(target, json_text(content) + "\n", wait=False)
-    try:
-        plots = of_the_plug_in("plots.weights", "The figure beside it")
-    except MissingPackage as missing:
-        return f"wrote {target}. {missing}"
-    figure = plots.distances_figure(stages, evidence.shares)
-    with draft_of(target.with_suffix(".png"), wait=False) as draft:
-        figure.savefig(draft, format="png", dpi=150)
-    return f"wrote {target} and {target.with_suffix('.png')}"
+    shares = evidence.shares
+    return write_report(target, content, lambda plots: plots.distances_figure(stages, shares))

@@ -10,19 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import weightsym
 from weightsym import Symmetries, kinship, likeness, relation
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fit_all, shown, symmetries_in
+from weightsym.commands.reports import report_file, write_report
 from weightsym.discovery.folding import fold_networks
-from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.files import NetworkNames, open_network
 from weightsym.matching.relation import Verdict
-from weightsym.networks.files.drafts import draft_of, write_whole
 from weightsym.networks.files.fitting import FittedNetwork
-from weightsym.networks.files.loading import json_text
 from weightsym.networks.files.stored import StoredNetwork
-from weightsym.networks.files.writing import check_path
 from weightsym.networks.forward import first_line
 from weightsym.params import Params
 
@@ -55,7 +51,7 @@ def scan(
         out: file for all numbers, e.g. family.json; a picture is written beside it, family.png.
         overwrite: replace an existing file at --out (true or false).
     """
-    target = _target(out, overwrite)
+    target = report_file(out, overwrite)
     if nearest < 1:
         raise ValueError(f"`--nearest` must be at least 1, got {nearest}.")
     shelf = _Shelf.of(Path(folder), suspect, architecture)
@@ -68,14 +64,13 @@ def scan(
         print(f"left out: {name}: {reason}")
     if target is not None:
         content = {
-            "version": weightsym.__version__,
             "networks": names,
             "others": shelf.others,
             "kinship": similar.tolist(),
             "links": [vars(link) for link in found],
             "families": [[names[k] for k in family] for family in families(len(names), links)],
         }
-        print(_write(content, similar, links, target))
+        print(write_report(target, content, lambda plots: _figure(plots, content, links)))
 
 
 @dataclass(frozen=True)
@@ -222,7 +217,7 @@ def families(count: int, links: Sequence[Link]) -> list[list[int]]:
     return sorted(members, key=len, reverse=True)
 
 
-# ------------------------------------------------------------ text and files
+# ------------------------------------------------------------ text and figure
 def _lines(
     names: Sequence[str], found: Sequence[Link], links: Sequence[Link], suspect: str | None
 ) -> Iterator[str]:
@@ -243,29 +238,11 @@ def _lines(
         yield f"no relatives: {', '.join(alone)}"
 
 
-def _target(out: str | None, overwrite: bool) -> Path | None:
-    if out is None:
-        return None
-    target = Path(out)
-    if target.suffix != ".json":
-        raise ValueError(f"`--out` must be a .json file, got {out}.")
-    for path in (target, target.with_suffix(".png")):
-        check_path(path, overwrite and not path.is_dir())
-    return target
-
-
-def _write(content: Mapping[str, Any], similar: Tensor, links: Sequence[Link], target: Path) -> str:
-    """Write all numbers, and a picture of them beside it, and name both."""
-    write_whole(target, json_text(content) + "\n", wait=False)
-    try:
-        plots = of_the_plug_in("plots.weights", "The figure beside it")
-    except MissingPackage as missing:
-        return f"wrote {target}. {missing}"
-    order = [k for family in families(len(similar), links) for k in family]
+def _figure(plots: Any, content: Mapping[str, Any], links: Sequence[Link]) -> Any:
+    """Draw the kinship of all networks, family by family."""
+    order = [k for family in families(len(content["networks"]), links) for k in family]
     names = [content["networks"][k] for k in order]
     place = {k: row for row, k in enumerate(order)}
     related = [(place[link.a], place[link.b]) for link in links]
-    figure = plots.kinship_figure(similar[order][:, order], names, related)
-    with draft_of(target.with_suffix(".png"), wait=False) as draft:
-        figure.savefig(draft, format="png", dpi=150)
-    return f"wrote {target} and {target.with_suffix('.png')}"
+    similar = torch.tensor(content["kinship"])
+    return plots.kinship_figure(similar[order][:, order], names, related)
