@@ -32,7 +32,7 @@ from lightning_bnn.modules.members import (
     explaining_misfits,
     network_of,
 )
-from lightning_bnn.modules.prediction import Prediction, Predictive, Stage
+from lightning_bnn.modules.prediction import Prediction, PredictionStage, Predictive
 from lightning_bnn.modules.training_data import Data, TrainingData, batch_for, example_of
 from lightning_bnn.posteriors import Posterior
 from weightsym.params import Params, check_count, check_integer, keyed_randomness
@@ -118,7 +118,7 @@ class Bayesian(L.LightningModule):
         self.lr_interval = lr_interval
         self.automatic_optimization = not isinstance(method, Transitions)
         self.has_weights = start_from is not None or not method.trains
-        self.data, self.stage = Data(num_data), Stage()
+        self.data, self.stage = Data(num_data), PredictionStage()
         self.fits, self.broken = 0, set[int]()
         self.stands_before_epoch_end = False
         self.run = Run(

@@ -56,7 +56,7 @@ class Prediction(NamedTuple):
     samples: Tensor
 
 
-class Stage:
+class PredictionStage:
     """A validation, a test, or a prediction: its networks are drawn once, for all batches.
 
     Attributes:
@@ -173,7 +173,7 @@ def predictor_of(module: Bayesian) -> Predictor:
 # ------------------------------------------------------------ a stage
 def begin(module: Bayesian, evaluator: Evaluator | None = None) -> None:
     """Draw the networks that predict, once for all batches."""
-    module.stage = Stage()
+    module.stage = PredictionStage()
     if not module.fits_now:
         _prepare(module)
     module.stage.predictor = predictor_of(module)
@@ -235,7 +235,7 @@ def end_stage(module: Bayesian) -> None:
             terms = module.method.after_validation(module.state, module.run)
         for name, value in terms.items():
             module.log(f"val/{name}", value.float(), sync_dist=True)
-    module.stage = Stage()
+    module.stage = PredictionStage()
 
 
 def _log(module: Bayesian, name: str) -> None:
@@ -270,7 +270,7 @@ def calibrate(module: Bayesian, datamodule: Any, method: str | None, **options: 
             outputs = module.outputs(inputs, 0, index)
             parts.append(Predictions.of(module.likelihood, outputs, targets).cpu())
     finally:
-        module.stage = Stage()
+        module.stage = PredictionStage()
     if not parts:
         raise ValueError(f"The validation data of {type(datamodule).__name__} are empty.")
     options_of_all: dict[str, Any] = {"seed": module.seed, "module": module, **options}

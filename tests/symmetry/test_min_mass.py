@@ -29,7 +29,7 @@ from weightsym import (
 from weightsym import params as P
 from weightsym.forms import balancing
 from weightsym.forms.balancing import minimise, recession
-from weightsym.forms.mass_problem import Matrix, Posynomial, mass_problem
+from weightsym.forms.mass_problem import MatrixTerms, Posynomial, mass_problem
 
 
 def lin(a, b, **options):
@@ -402,8 +402,8 @@ def random_problem(seed, units=4, several=0):
     n, size = units, 2 * units + 1 + several
     keep = lambda *shape: (torch.rand(*shape, generator=generator) < density).double()  # noqa: E731
     everything = torch.arange(size)[None]
-    m = Matrix(keep(1, 1, size, size), everything, everything)
-    full = Matrix(keep(1, 1, 1, 1).expand(1, 1, 3, 2), everything[:, 3:6], everything[:, -2:])
+    m = MatrixTerms(keep(1, 1, size, size), everything, everything)
+    full = MatrixTerms(keep(1, 1, 1, 1).expand(1, 1, 3, 2), everything[:, 3:6], everything[:, -2:])
     at = torch.randint(n, (2 * several,), generator=generator)
     power = torch.randint(1, 3, (2 * several,), generator=generator)
     power = power * (1 - 2 * torch.randint(2, (2 * several,), generator=generator))

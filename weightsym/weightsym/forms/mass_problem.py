@@ -33,7 +33,7 @@ _FEW = 64
 _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 
 
-class Matrix(NamedTuple):
+class MatrixTerms(NamedTuple):
     """Terms ``(members, blocks, rows, columns)``, and the factors of their rows and columns.
 
     Attributes:
@@ -70,7 +70,7 @@ class Matrix(NamedTuple):
 
     def transposed_times(self, rows: Tensor | None = None) -> Tensor:
         """The sums of columns, weighed by numbers of the rows."""
-        mirrored = Matrix(self.given.mT, self.columns, self.rows, self.right, self.left)
+        mirrored = MatrixTerms(self.given.mT, self.columns, self.rows, self.right, self.left)
         return mirrored.times(rows)
 
 
@@ -87,7 +87,7 @@ class Posynomial:
     """
 
     single: Tensor
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[MatrixTerms, ...]
     powers: Tensor
     free: Tensor | None = None
     structure: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -134,7 +134,7 @@ class Posynomial:
     def members(self, chosen: Tensor) -> Posynomial:
         """Return the terms of some members of a stack."""
         matrices = tuple(
-            Matrix(m.given[chosen], m.rows, m.columns, *(_rows(t, chosen) for t in m[3:]))
+            MatrixTerms(m.given[chosen], m.rows, m.columns, *(_rows(t, chosen) for t in m[3:]))
             for m in self.matrices
         )
         return replace(self, single=self.single[chosen], matrices=matrices)
@@ -164,7 +164,7 @@ class Posynomial:
     @property
     def support(self) -> Posynomial:
         """Return one for every nonzero term, so that their sum counts them."""
-        matrices = tuple(Matrix((m.given > 0).double(), *m[1:3]) for m in self.matrices)
+        matrices = tuple(MatrixTerms((m.given > 0).double(), *m[1:3]) for m in self.matrices)
         return replace(self, single=(self.single > 0).double(), matrices=matrices)
 
     @cached_property
@@ -192,7 +192,7 @@ class Posynomial:
             for m, rows, columns in self._at_ends(table)
         ]
 
-    def _at_ends(self, table: Tensor) -> Iterator[tuple[Matrix, Tensor, Tensor]]:
+    def _at_ends(self, table: Tensor) -> Iterator[tuple[MatrixTerms, Tensor, Tensor]]:
         """Yield every matrix with the entries of a table for its rows and its columns."""
         if not self.matrices:
             return
@@ -301,13 +301,13 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
     members, device = len(first) if offset else 1, first.device
     size = 2 * sym.scaling_dof + 1 + len(powers)
     single = torch.zeros(members, size, dtype=torch.float64, device=device)
-    shapes: dict[tuple[int, ...], list[Matrix]] = {}
+    shapes: dict[tuple[int, ...], list[MatrixTerms]] = {}
     for name in sym.weights:
         if name in params:
             w, recipe = params[name] if offset else params[name][None], recipes[name]
             squares, ends = _squares(w, recipe), [kept_on(f, device) for f in recipe.factors]
             if len(ends) == 2:
-                shapes.setdefault(squares.shape[2:], []).append(Matrix(squares, *ends))
+                shapes.setdefault(squares.shape[2:], []).append(MatrixTerms(squares, *ends))
             else:
                 single.scatter_add_(1, ends[0].expand_as(squares), squares)
     problem = Posynomial(single, tuple(map(_beside, shapes.values())), kept_on(powers, device))
@@ -317,12 +317,12 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
     return problem
 
 
-def _beside(matrices: Sequence[Matrix]) -> Matrix:
+def _beside(matrices: Sequence[MatrixTerms]) -> MatrixTerms:
     """Join matrices of one shape as the blocks of one."""
     if len(matrices) == 1:
         return matrices[0]
     given, rows, columns = zip(*(m[:3] for m in matrices), strict=True)
-    return Matrix(torch.cat(given, 1), torch.cat(rows), torch.cat(columns))
+    return MatrixTerms(torch.cat(given, 1), torch.cat(rows), torch.cat(columns))
 
 
 def _squares(w: Tensor, recipe: Recipe) -> Tensor:

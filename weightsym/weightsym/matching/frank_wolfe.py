@@ -30,7 +30,7 @@ _BLIND = 0.01  # of what is missing: slopes that tell nothing at the start
 _TEMPERATURE = 0.1  # in units of the mean distance; 0.1 did better than 0.03 and than 0
 
 
-class Walk(NamedTuple):
+class FrankWolfeResult(NamedTuple):
     """The end of Frank-Wolfe for every member.
 
     Attributes:
@@ -56,7 +56,7 @@ def frank_wolfe(
     start: Point = None,
     floor: Tensor | None = None,
     max_steps: int = 60,
-) -> Walk:
+) -> FrankWolfeResult:
     r"""Orders of every table for every member of a stack, rounded at the end.
 
     .. math:: P \leftarrow P + \gamma (S - P), \quad S = \arg\max_S \langle \nabla f(P), S \rangle
@@ -119,7 +119,7 @@ def frank_wolfe(
             slopes[k][active] = gradients[k].lerp(ends[k], step)
         if plan.blocks:  # of more than the second degree
             value, slopes = objective.value(matrices), objective.slopes(matrices)
-    return Walk(plan.best(matrices), matrices, value, lost, blind)
+    return FrankWolfeResult(plan.best(matrices), matrices, value, lost, blind)
 
 
 def inner(points: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:

@@ -87,7 +87,7 @@ def exchanges(reading: Reading) -> Exchanges:
     for family in families:
         representative[family] = family[0]
         multiplicity[family[0]] = len(family)
-    search = _Search(graph, representative, multiplicity, placed)
+    search = _ExchangeSearch(graph, representative, multiplicity, placed)
     members = {f[0]: f for f in families}
     for units in _compatible(search.exchanges(), search.unsearched):
         whole = [[y for x in unit for y in members.get(x, [x])] for unit in units]
@@ -316,7 +316,7 @@ def _stable(edges: Ints, colours: Hashes) -> Hashes:
 
 
 # ------------------------------------------------------------ larger exchanges
-class _Search:
+class _ExchangeSearch:
     """Exchanges of the graph whose twins are collapsed."""
 
     def __init__(
