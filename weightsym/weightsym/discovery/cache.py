@@ -1,4 +1,4 @@
-"""Keep results of `discover` by what a forward does, so that nothing is traced and solved twice.
+"""A cache of `discover`, keyed by the operations of a forward, to avoid repeated tracing.
 
 A module cannot tell whether it computes what it computed before: its forward is code. So it runs,
 in evaluation and in training, and all operations that torch carries out are written down, with all
@@ -31,14 +31,14 @@ _results: OrderedDict[str, Symmetries] = OrderedDict()
 
 
 def recall(key: str) -> Symmetries | None:
-    """The result for a key, if there is one."""
+    """Return the cached result of a key, if any."""
     if key in _results:
         _results.move_to_end(key)
     return _results.get(key)
 
 
 def remember(key: str, symmetries: Symmetries) -> None:
-    """Keep a result that was checked. Those that were not depend on the example."""
+    """Cache a verified result. Unverified results depend on the example."""
     if key and not symmetries.unchecked:
         _results[key] = symmetries
         while len(_results) > _LIMIT:
@@ -46,19 +46,19 @@ def remember(key: str, symmetries: Symmetries) -> None:
 
 
 def forget() -> None:
-    """Forget all results, so that every network is solved anew."""
+    """Clear the cache, so that every network is traced and solved again."""
     _results.clear()
 
 
 class Operations(NamedTuple):
-    """What a network does with an example, line by line, in evaluation and in training."""
+    """The operations that a network performs on an example, in evaluation and in training."""
 
     evaluation: list[str]
     training: list[str]
 
     @property
     def agree(self) -> bool:
-        """Tell whether the network is known to do the same in both modes."""
+        """True if the network is known to perform the same operations in both modes."""
         return self.evaluation == self.training != []
 
 
@@ -67,7 +67,7 @@ UNKNOWN = Operations([], [])
 
 @torch.no_grad()
 def operations_of(model: nn.Module, inputs: Inputs) -> Operations:
-    """All operations of a network that is in evaluation mode; none where they cannot be told."""
+    """List the operations of a network in evaluation mode, or none if they cannot be recorded."""
     try:
         evaluation = _operations(model, inputs)
         model.train()
@@ -79,7 +79,7 @@ def operations_of(model: nn.Module, inputs: Inputs) -> Operations:
 
 
 def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
-    """A hash of what determines a result. Empty where that cannot be told.
+    """Hash all that determines a result. Return an empty string if it cannot be described.
 
     Args:
         model: the network.
@@ -98,18 +98,18 @@ def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
 
 
 class _Unknown(Exception):
-    """Something whose meaning cannot be written down."""
+    """Raised for an operation whose meaning cannot be recorded."""
 
 
 def _described_modules(model: nn.Module) -> Iterator[str]:
-    """The parts of a network, and the code that reports refer to."""
+    """Describe the modules of a network, and their code, to which reports refer."""
     for name, module in model.named_modules():
         code = getattr(module.forward, "__code__", None)
         yield f"{name} {type(module)} {hash(code)}"
 
 
 def _described_tensors(model: nn.Module) -> Iterator[str]:
-    """Their shapes, and the numbers of what may be read as a constant."""
+    """Describe the shapes of tensors, and the values of those that may be read as constants."""
     tensors, kept = named_tensors(model), model.state_dict()
     for name, t in tensors:
         is_row = name in kept and t.is_floating_point() and t.ndim == 1
@@ -121,7 +121,7 @@ def _described_tensors(model: nn.Module) -> Iterator[str]:
 
 
 def _operations(model: nn.Module, inputs: Inputs) -> list[str]:
-    """What a forward does, line by line."""
+    """List the operations of a forward, one per line."""
     state, log = P.of(model), _Log()
     for name, t in state.items():
         log.note(t, name)
@@ -138,7 +138,7 @@ def _operations(model: nn.Module, inputs: Inputs) -> list[str]:
 
 
 class _Log(TorchDispatchMode):
-    """Writes down all operations.
+    """A dispatch mode that records all operations.
 
     Attributes:
         lines: one for every operation.
@@ -152,12 +152,12 @@ class _Log(TorchDispatchMode):
         self._words, self._count = WeakTensorKeyDictionary(), itertools.count()
 
     def note(self, t: Tensor, word: str) -> str:
-        """Name a tensor by a word and a number, and say what its shape is."""
+        """Name a tensor by a word and a number, and return the name with its shape."""
         self._words[t] = f"{word} {next(self._count)}"
         return f"{self._words[t]} {_shape(t)}"
 
     def word(self, x: Any, is_result: bool = False) -> str:
-        """A tensor by its name, what is not a result by its numbers, anything else by itself."""
+        """Describe a tensor by its name, or by its values if it is no result, else by `repr`."""
         if isinstance(x, Tensor):
             known = self._words.get(x)
             if known is None and is_result:
@@ -174,7 +174,7 @@ class _Log(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Write down an operation of torch, whose meaning is known, and carry it out."""
+        """Record a standard operation of torch and execute it."""
         kwargs, schema = kwargs or {}, function._schema
         is_known = function.namespace in ("aten", "prims")
         if not is_known or (schema.is_mutable and self._writes(schema.arguments, args, kwargs)):
@@ -185,7 +185,7 @@ class _Log(TorchDispatchMode):
         return result
 
     def _writes(self, arguments: Any, args: Any, kwargs: Any) -> bool:
-        """Tell whether an operation writes to what is kept."""
+        """Return whether an operation writes to a tensor of the network."""
         given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
         written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
         tensors = [x for x in tree_leaves(written) if isinstance(x, Tensor)]

@@ -36,7 +36,7 @@ _NO_CHANNELS = (
 def symmetries_of(
     model: nn.Module, graphs: Graphs, reading: Reading, groups: dict[str, Any]
 ) -> tuple[Symmetries, list[str]]:
-    """Describe the groups that were read of a network. Also list what no result reads."""
+    """Build the `Symmetries` from the groups of a reading. Also list the unread tensors."""
     first = owners(model)
     state = model.state_dict()
     shapes = {first.get(n, n): t.shape for n, t in state.items() if isinstance(t, Tensor)}
@@ -67,7 +67,7 @@ def symmetries_of(
 
 
 def _name_unused(rules: Mapping[str, Rule], programs: Iterable[ExportedProgram]) -> None:
-    """Warn of rules for operations that do not occur."""
+    """Warn about rules for operations that do not occur."""
     nodes = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
     for name in rules.keys() - set(map(operation_of, nodes)):
         _log.warning("discover: the network has no operation %r; its rule is not used.", name)
@@ -76,14 +76,14 @@ def _name_unused(rules: Mapping[str, Rule], programs: Iterable[ExportedProgram])
 def read_graphs(
     model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Rule]
 ) -> tuple[Reading, dict[str, Any]]:
-    """Read what a network computes in both modes, and what it writes, and solve for its groups."""
+    """Read the network in both modes, with the buffers that it writes, and solve for groups."""
     programs = [graph.program for graph in _told_apart(graphs)]
     _name_unused(rules, programs)
 
     shared = {owners(model)[n] for n in overlapping(named_tensors(model))}
 
     def reading(preserved: frozenset[str]) -> tuple[Reading, dict[str, Any]]:
-        """Read the network if it matters what is written into some buffers."""
+        """Read the network, preserving the values that it writes to some buffers."""
         pointwise = [name for name, rule in rules.items() if rule == "pointwise"]
         parts = (decompose(model, p, graphs.mutable, preserved, rules) for p in programs)
         network = Reading.of(*parts, is_fixed=batch_norm == "eval", pointwise=pointwise)
@@ -100,7 +100,7 @@ def read_graphs(
 
 
 def _sizes(reading: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:
-    """The groups that are found, in numbers."""
+    """Summarise groups by their sizes, for comparison."""
     blocks = sorted((g.units, g.kind) for g in groups["permutations"])
     matrices = sorted((g.kind, g.spaces, g.size) for g in groups["linear"])
     factors = [sum(g.units for g in groups[field]) for field in ("scalings", "signs")]
@@ -108,7 +108,7 @@ def _sizes(reading: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _told_apart(graphs: Graphs) -> list[Graph]:
-    """The graph in evaluation, and that in training if it says something else."""
+    """Return the graph in evaluation, and that in training if they differ."""
     training = graphs.training
     if training is None or graphs.evaluation.says_the_same(training):
         return [graphs.evaluation]
@@ -121,7 +121,7 @@ def _frozen(reading: Reading) -> list[Frozen]:
 
 
 def _in_parts(overlaps: Mapping[str, str], used: set[str]) -> list[Frozen]:
-    """Tensors that share their memory in part, or in another layout, with others."""
+    """List tensors that share memory with others in part or in another layout."""
     return [
         Frozen("parameter", name, "", f"shares its memory in part, or transposed, with {whole}")
         for name, whole in overlaps.items() if name in used
@@ -131,7 +131,7 @@ def _in_parts(overlaps: Mapping[str, str], used: set[str]) -> list[Frozen]:
 def _why_nothing_moves(
     model: nn.Module, groups: dict[str, Any], used: set[str]
 ) -> tuple[Frozen, ...]:
-    """A reason for every weight, where a network that was understood has no symmetry at all."""
+    """Return a reason for every weight if a supported network has no symmetry at all."""
     if any(groups[field] for field in ("permutations", "scalings", "signs", "linear", "shifts")):
         return ()
     parameters = [n for n, _ in model.named_parameters() if n in used]
@@ -140,7 +140,7 @@ def _why_nothing_moves(
 
 
 def _constants(graphs: Graphs, used: set[str], first: dict[str, str]) -> list[tuple[str, Tensor]]:
-    """Persistent buffers of which only the values count."""
+    """List the persistent buffers that act only through their values."""
     live = ancestors(graphs.evaluation.results)
     return [
         (s.name, s.tensor)
@@ -153,7 +153,7 @@ def _weights(
     model: nn.Module, reading: Reading, groups: dict[str, Any], unread: list[str],
     first: dict[str, str],
 ) -> tuple[str, ...]:  # fmt: skip
-    """Parameters that count for the mass: all but biases."""
+    """List the parameters that count towards the mass: all but biases."""
     biases = {a.tensor for a in groups["axes"] if a.role == "bias"}
     biases |= {n for n in unread if n.endswith("bias")}
     return tuple(
@@ -164,7 +164,7 @@ def _weights(
 
 
 def _shift(graph: Graph, first: dict[str, str]) -> SoftmaxShift | None:
-    """The layer that writes the logits, unless its tensors have other names, too."""
+    """Return the layer that writes the logits, unless its tensors are shared."""
 
     def name_of(node: Node) -> str | None:
         source = graph.sources.get(node)
@@ -215,7 +215,7 @@ _UNNAMED = ("others",)
 
 
 def reasons(reading: Reading, tensor: str) -> list[str]:
-    """Say which operations tie the units of a tensor to others, or hold them.
+    """Explain which operations tie the units of a tensor to others, or fix them.
 
     Every line names an axis, what is said about its units, and the operation that says so, with its
     line in the code of the network.
@@ -233,7 +233,7 @@ def reasons(reading: Reading, tensor: str) -> list[str]:
 
 
 def _statements(reading: Reading, is_own: NDArray[np.bool_]) -> Iterator[str]:
-    """By operation, with which tensors units, scales and signs go, and what is held."""
+    """Describe, by operation, the tensors with tied units, scales and signs, and what is fixed."""
     partners: dict[int, dict[tuple[str, ...], dict[str, None]]] = {}
     for origin, relation, rows in _rows(reading.system):
         selected = rows[is_own[rows].any(1) & (rows >= 0).all(1)]
@@ -255,7 +255,7 @@ def _statements(reading: Reading, is_own: NDArray[np.bool_]) -> Iterator[str]:
 
 
 def _rows(system: System) -> Iterator[tuple[int, str, Ints]]:
-    """All statements: the operation that says it, what it is about, and its labels."""
+    """Yield all constraints: the operation that causes one, its type, and its labels."""
     for tie in system.ties:
         yield tie.origin, "units", tie.pairs
     for equation in system.scales:
@@ -272,7 +272,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def _tensors_of(reading: Reading, labels: Ints) -> tuple[str, ...]:
-    """The tensors that some labels belong to."""
+    """Return the tensors that contain some labels."""
     return tuple(
         name
         for name, parameter in reading.parameters.items()

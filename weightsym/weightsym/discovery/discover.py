@@ -1,4 +1,4 @@
-"""`discover`: trace a module, read its groups by dimensional analysis, check them."""
+"""`discover`: trace a module, read its groups by dimensional analysis, verify them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def discover(
 
 @contextmanager
 def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while. Afterwards modes and random numbers are as they were.
+    """Switch to evaluation mode in a context, then restore modes and random states.
 
     Meanwhile Python does not look for garbage, which takes long beside the many parts of graphs.
     """
@@ -144,7 +144,7 @@ def _evaluate(model: nn.Module) -> None:
 
 
 def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> Symmetries:
-    """Name the tensors that another example may read, whose channels may be those that move."""
+    """Report tensors that another example may read, whose channels may be among those that move."""
     if not names or not symmetries.touched:
         return symmetries
     reason = (
@@ -193,6 +193,6 @@ def _checked(name: str, rule: Any) -> Rule:
 
 
 def _bare(name: str) -> str:
-    """``aten.relu.default`` is ``relu``, ``mylib.op.default`` is ``mylib.op``."""
+    """Shorten a name: ``aten.relu.default`` to ``relu``, ``mylib.op.default`` to ``mylib.op``."""
     parts = name.replace("::", ".").split(".")
     return parts[1] if parts[0] == "aten" else ".".join(parts[:2])

@@ -1,4 +1,4 @@
-"""Random numbers that a graph draws, and one number in the place of all draws of an operation.
+"""Random draws in a graph, and their replacement by a single value for each operation.
 
 Channels that change places meet other draws, so that a permutation keeps the law of what a network
 returns, and not what it returns once. Where every channel meets the same number, it keeps both.
@@ -37,7 +37,7 @@ _LAWS = frozenset(
 
 
 def draws_numbers(graph: Graph) -> bool:
-    """Tell whether what a network returns depends on random numbers."""
+    """Return whether the outputs of a network depend on random numbers."""
     live = ancestors(graph.outputs)
     return any(node in live and _draws(node) for node in graph.module.graph.nodes)
 
@@ -55,12 +55,12 @@ def _draws(node: Node) -> bool:
 
 
 def _probability(node: Node) -> Any:
-    """The probability that an attention drops a weight."""
+    """Return the dropout probability of an attention."""
     return node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p")
 
 
 def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
-    """Replace an operation that draws: all draws are one number, and dropouts drop nothing."""
+    """Replace the draws of an operation by a single value, and make dropouts drop nothing."""
     name = operation_of(node).removesuffix("_")
     if not _draws(node):
         return result

@@ -1,4 +1,4 @@
-"""The example that a network is read with: two rows of a batch, and at least two tokens.
+"""The example for reading a network: two rows of a batch, and at least two tokens.
 
 Two rows show as much of a network as many do. One token shows neither what a softmax forgets nor
 positions.
@@ -28,7 +28,7 @@ _PLAIN = (Tensor, bool, int, float, str, type(None))
 # ------------------------------------------------------------ rows
 @torch.no_grad()
 def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The first two rows of a batch. The example itself where it is not certain to be a batch.
+    """Return the first two rows of a batch, or the example itself if it may not be a batch.
 
     At random weights, the outputs of two rows must be those rows of all outputs: of the first two,
     and of the last before the first, which would be another beginning of a sequence.
@@ -47,7 +47,7 @@ def two_rows(model: nn.Module, inputs: Inputs) -> Inputs:
 
 
 def _rows_of(inputs: Inputs) -> int:
-    """The number of rows that all tensors have. 0 where they differ, or rows cannot be told apart.
+    """Return the number of rows that all tensors share, or 0 if they differ or may not be rows.
 
     A tensor of floats with equal rows does not show whether rows depend on each other.
     """
@@ -86,7 +86,7 @@ def _chosen_rows(inputs: Inputs, rows: list[int]) -> Inputs:
 def trace_with_two_tokens(
     model: nn.Module, inputs: Inputs, batch_norm: str, has_one_mode: bool = False
 ) -> tuple[Graphs, Inputs]:
-    """The graphs of a network, and the example that they were traced with.
+    """Return the graphs of a network and the example with which they were traced.
 
     That is a longer one where a softmax runs over a single key of the one that was given, and the
     network takes another token, or a signal of twice the length, or where two steps need more
@@ -118,7 +118,7 @@ def trace_with_two_tokens(
 def longer_graphs(
     model: nn.Module, inputs: Inputs, batch_norm: str, is_single: bool = False
 ) -> Iterator[tuple[Graphs, Inputs]]:
-    """The graphs of a network for longer examples that it takes, and these examples.
+    """Yield the graphs of a network for longer examples that it accepts, with these examples.
 
     Of two steps, or rows of a sequence, in the place of one if the example ``is_single``.
     """
@@ -129,7 +129,7 @@ def longer_graphs(
 
 
 def _tokens_for_choices(graph: Graph) -> int:
-    """Count how often an example must be repeated for more tokens to choose than choices."""
+    """Return how often to repeat an example so that there are more tokens than choices."""
     times = 1
     for node in graph.module.graph.nodes:
         name = operation_of(node) if node.op == "call_function" else ""
@@ -143,7 +143,7 @@ def _tokens_for_choices(graph: Graph) -> int:
 
 
 def _repeated(inputs: Inputs, times: int) -> Inputs:
-    """An example with other rows behind its own."""
+    """Append different rows to an example."""
 
     def repeat(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.ndim:
@@ -158,7 +158,7 @@ def _repeated(inputs: Inputs, times: int) -> Inputs:
 
 
 def forgets(graph: Graph | None) -> bool:
-    """Tell whether a softmax runs over a single element, which becomes one whatever it was."""
+    """Return whether a softmax runs over a single element, so that its result is always one."""
     for node in () if graph is None else graph.module.graph.nodes:
         name = operation_of(node) if node.op == "call_function" else ""
         if name in ("softmax", "_softmax"):
@@ -171,7 +171,7 @@ def forgets(graph: Graph | None) -> bool:
 
 
 def _lengthened(inputs: Inputs, is_single: bool) -> Iterator[Inputs]:
-    """Examples of twice the length along one dimension after the other, first of size one."""
+    """Yield examples of twice the length along each dimension in turn, size one first."""
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     longer = dict.fromkeys((d, t.shape[d]) for t in tensors for d in range(1, t.ndim))
     sizes = [(1, 1), (0, 1), (2, 1), *(pair for pair in longer if pair[1] > 1)]
@@ -191,7 +191,7 @@ def _twice(x: Any, dim: int, size: int) -> Any:
 
 
 def _another(token: Tensor) -> Tensor:
-    """Other numbers of the same kind. Masks of ones and zeros stay what they are."""
+    """Return different values of the same type. Masks of ones and zeros are unchanged."""
     if token.is_floating_point() or token.is_complex():
         return token.flip(-1) - 0.5 * token.roll(1) + 0.1
     if token.dtype == torch.bool or bool(((token == 0) | (token == 1)).all()):

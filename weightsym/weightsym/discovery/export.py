@@ -1,4 +1,4 @@
-"""From a module to its graphs in evaluation and in training, without side effects. Or one error."""
+"""From a module to its graphs in evaluation and in training, without side effects."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _MEANINGS = {
 
 
 class Graphs(NamedTuple):
-    """Graphs of a network in evaluation, and in training where that can be traced.
+    """The graphs of a network in evaluation, and in training if that can be traced.
 
     Attributes:
         evaluation: the graph in evaluation mode.
@@ -84,7 +84,7 @@ class Graphs(NamedTuple):
 
     @property
     def only_written(self) -> frozenset[str]:
-        """The buffers of several numbers that a forward changes, and that no result depends on."""
+        """The vector buffers that a forward changes without any effect on a result."""
         both = [graph for graph in (self.evaluation, self.training) if graph is not None]
         sources = [source for graph in both for source in graph.sources.values()]
         buffers = [s for s in sources if s.kind == "buffer" and s.persistent]
@@ -96,7 +96,7 @@ class Graphs(NamedTuple):
 def trace_graphs(
     model: nn.Module, inputs: Inputs, batch_norm: str, has_one_mode: bool = False
 ) -> Graphs:
-    """Trace a network that is in evaluation mode, in both modes unless these are known as one."""
+    """Trace a network in evaluation mode, and in training mode unless both are known to agree."""
     evaluation = trace(model, inputs)
     one_mode = evaluation, inputs, ""
     training, used, reason = one_mode if has_one_mode else _training_graph(model, inputs)
@@ -110,7 +110,7 @@ def trace_graphs(
 
 
 def _training_graph(model: nn.Module, inputs: Inputs) -> tuple[Graph | None, Inputs, str]:
-    """The graph, the inputs that it was traced with, and why there is none."""
+    """Return the graph in training, the inputs that it was traced with, and why it is missing."""
     reason = ""
     try:
         model.train()
@@ -130,7 +130,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
-    """Those that results depend on, now or once another call has written what is read there."""
+    """Return the buffers that results depend on, directly or through those of a later call."""
     buffers: set[str] = set().union(*(graph.buffers_behind(graph.results) for graph in graphs))
     while True:
         reached = set(buffers)
@@ -143,7 +143,7 @@ def _read_buffers(graphs: list[Graph]) -> frozenset[str]:
 
 # ------------------------------------------------------------ one graph
 def trace(model: nn.Module, inputs: Inputs) -> Graph:
-    """Trace a module into a graph in which no operation writes into a tensor that is read again.
+    """Trace a module into a graph without writes to tensors that are read again.
 
     Args:
         model: in the mode that is to be traced.
@@ -178,7 +178,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
 
 
 def _returning_tensors(network: nn.Module, mode: AbstractContextManager[Any]) -> nn.Module:
-    """A network of ours whose outputs `torch.export` knows: the tensors in those of the forward."""
+    """Return a network whose forward returns only tensors, which `torch.export` supports."""
     forward = network.forward
 
     @functools.wraps(forward)
@@ -191,7 +191,7 @@ def _returning_tensors(network: nn.Module, mode: AbstractContextManager[Any]) ->
 
 
 class _DetachedData(TorchFunctionMode):
-    """Reads `.data` as `detach()`: without gradients they are one, but the tracer loses `.data`.
+    """Read `.data` as `detach()`, which is equivalent without gradients but visible to the tracer.
 
     Attributes:
         assigned: whether something was assigned to `.data`.
@@ -214,7 +214,7 @@ class _DetachedData(TorchFunctionMode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the tracer's own log to itself: its failures end in one sentence of ours."""
+    """Silence the tracer's log: its failures are reported in one sentence."""
     loggers = [logging.getLogger(n) for n in ("torch.export", "torch._dynamo", "torch._subclasses")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -230,7 +230,7 @@ def _quiet() -> Iterator[None]:
 
 # ------------------------------------------------------------ parts under other settings
 def _inline(module: GraphModule) -> None:
-    """Put operations under `autocast` or `enable_grad` among the others: no unit feels these."""
+    """Inline operations under `autocast` or `enable_grad`, which change no unit."""
     for node in list(module.graph.nodes):
         if not getattr(node.target, "__name__", "").startswith("wrap_with_"):
             continue
@@ -255,7 +255,7 @@ def _inline(module: GraphModule) -> None:
 
 
 def _drop_assertions(module: GraphModule) -> None:
-    """Take out what asserts something of numbers, and what only assertions use."""
+    """Remove assertions, and operations that only these use."""
     used_by_assertions: set[Node] = set()
     for node in reversed(module.graph.nodes):
         name = operation_of(node) if node.op == "call_function" else ""
@@ -273,7 +273,7 @@ def _is_module(module: GraphModule, x: Any) -> bool:
 
 # ------------------------------------------------------------ in-place operations
 def _is_functional(program: ExportedProgram) -> bool:
-    """Tell whether every in-place write hits a tensor that is not read again under its old name."""
+    """Return whether no in-place write modifies a tensor that is read again under its old name."""
     order = {node: k for k, node in enumerate(program.graph.nodes)}
     for node in filter(writes, program.graph.nodes):
         target = node.args[0]
@@ -288,7 +288,7 @@ def _is_functional(program: ExportedProgram) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Tell whether a result of a node shares the memory of an argument that it does not write."""
+    """Return whether a node returns a view of an argument that it does not write."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or writes(node):
         return node.target is operator.getitem
@@ -308,13 +308,13 @@ def _explain(model: nn.Module, failure: BaseException) -> str:
 
 
 def _reason(failure: BaseException) -> str:
-    """The tracer's first line, or its meaning."""
+    """Return the first line of the tracer's error, or an explanation of it."""
     message = first_line(failure)
     return next((meaning for phrase, meaning in _MEANINGS.items() if phrase in message), message)
 
 
 def _user_line(failure: BaseException) -> str:
-    """The last line of the user's code in a traceback, or in the message of the tracer."""
+    """Return the last line of the user's code in a traceback, or in the tracer's message."""
     frames = traceback.extract_tb(failure.__traceback__)
     theirs = [f for f in frames if not any(folder in f.filename for folder in _OUTSIDE)]
     if theirs and theirs[-1].line:
@@ -374,7 +374,7 @@ def check_calls(model: nn.Module, inputs: Inputs) -> RandomRun | None:
 
 
 def _attributes(network: nn.Module) -> dict[str, list[Any]]:
-    """Tensors and plain values in attributes of modules other than parameters and buffers."""
+    """Collect tensors and plain values in module attributes other than parameters and buffers."""
     return {
         f"{name}.{key}".lstrip("."): [x for x in tree_leaves(value) if isinstance(x, _COMPARED)]
         for name, module in network.named_modules()
@@ -384,14 +384,14 @@ def _attributes(network: nn.Module) -> dict[str, list[Any]]:
 
 
 def _stamp(x: Any) -> Any:
-    """Another one for another tensor, and for one that was written to."""
+    """Return a value that changes with the identity or the version of a tensor."""
     if isinstance(x, Tensor):
         return id(x), 0 if x.is_inference() else x._version
     return x
 
 
 def _repeats(model: nn.Module, inputs: Inputs) -> bool:
-    """Tell whether three calls of one copy, at random weights, return the same."""
+    """Return whether three calls of one copy at random weights have equal outputs."""
     network, params = structural_copy(model), RandomWeights.of_unknown(model).all()
     try:
         first, *others = [_call(network, params, inputs) for _ in range(3)]

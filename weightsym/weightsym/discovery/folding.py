@@ -1,4 +1,4 @@
-"""Fold the gains of normalisations into the linear maps behind them: the stream may then turn.
+"""Fold the gains of norms into the next linear maps, so that the residual stream can be rotated.
 
 With gains, only signs and permutations of a normalised stream keep a network's function. The same
 function without gains allows all rotations (of an RMSNorm; those that keep the vector of ones, of a
@@ -21,7 +21,7 @@ from weightsym.params import Params, of
 
 
 def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: Any) -> nn.Module:
-    r"""Copy a network without the gains and biases of its norms: the next linear maps take them.
+    r"""Copy a network with the gains and biases of its norms folded into the next linear maps.
 
     .. math:: W' = W \mathrm{diag}(\gamma), \quad b' = b + W \beta
 
@@ -63,7 +63,7 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
 def fold_networks(
     model: nn.Module, networks: Sequence[Params], *example: Any, **named: Any
 ) -> tuple[nn.Module, list[Params]]:
-    """Fold the norms of networks of one kind, wherever linear maps alone read them.
+    """Fold the norms of several networks of one architecture, wherever only linear maps read them.
 
     Args:
         model: gives the computation, with or without weights; it is left untouched.
@@ -90,7 +90,7 @@ def fold_networks(
 
 # ------------------------------------------------------------ readers
 def _readers(sym: Symmetries, prefix: str) -> list[str]:
-    """The tensors that take up scales of a norm, if all of them may be linear maps behind it."""
+    """List the tensors that absorb the scales of a norm, if all may be linear maps after it."""
     gain = f"{prefix}weight"
     groups = [{sym.axes[p.axis].tensor for p in group.placements} for group in sym.scalings]
     taking = set().union(*(names for names in groups if gain in names))
@@ -100,7 +100,7 @@ def _readers(sym: Symmetries, prefix: str) -> list[str]:
 
 
 def _folded(params: Params, prefix: str, readers: Sequence[str]) -> Params:
-    """The parameters of the same function without the gain and bias of a norm."""
+    """Fold the gain and bias of a norm into its readers."""
     gain, bias = params[f"{prefix}weight"], params.get(f"{prefix}bias")
     new = {**params, f"{prefix}weight": torch.ones_like(gain)}
     for name in readers:
@@ -119,7 +119,7 @@ def _bias_of(weight: str) -> str:
 
 @torch.no_grad()
 def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs) -> bool:
-    """True if the function stays for random gains and biases: all that reads them is linear."""
+    """Test whether folding keeps the function for random gains and biases."""
     params: Params = dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     for full in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
@@ -139,7 +139,7 @@ def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs
 
 # ------------------------------------------------------------ folds
 class _Fold(NamedTuple):
-    """A norm that can be folded, and the linear maps that read it."""
+    """A foldable norm, and the linear maps that read it."""
 
     name: str
     readers: list[str]
@@ -151,7 +151,7 @@ class _Fold(NamedTuple):
 
 
 def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]:
-    """The norms of a network that can be folded, and the names of all others."""
+    """Return the foldable norms of a network, and the names of all others."""
     affine = {name: module for name, module in model.named_modules() if _is_affine(module)}
     norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
     if not norms:
@@ -172,7 +172,7 @@ def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]
 
 
 def _filled(model: nn.Module, params: Params) -> nn.Module:
-    """A network with the weights that it lacks, those on the device meta."""
+    """Fill the weights of a network that are on the meta device."""
     named = model.named_parameters()
     new = {id(p): nn.Parameter(params[n].clone(), p.requires_grad) for n, p in named if p.is_meta}
     return copy.deepcopy(model, new) if new else model
@@ -180,7 +180,7 @@ def _filled(model: nn.Module, params: Params) -> nn.Module:
 
 @torch.no_grad()
 def _after(params: Params, folds: Sequence[_Fold]) -> Params:
-    """The tensors of the same function without the gains and biases that are folded."""
+    """Fold the gains and biases of all foldable norms of a network."""
     params = dict(params)
     for fold in folds:
         gain = fold.norm.offset + params[f"{fold.prefix}weight"]
@@ -192,7 +192,7 @@ def _after(params: Params, folds: Sequence[_Fold]) -> Params:
 
 @torch.no_grad()
 def _without_gains(model: nn.Module, folds: Sequence[_Fold]) -> nn.Module:
-    """A copy of a network whose linear maps have taken up the gains of norms."""
+    """Copy a network with the gains of its norms folded into linear maps."""
     folded = copy.deepcopy(model)
     new = _after(dict(model.named_parameters()), folds)
     for name in {n for fold in folds for r in fold.readers for n in (r, _bias_of(r))} & new.keys():
@@ -217,7 +217,7 @@ class _Norm(NamedTuple):
 
 
 def _is_affine(module: nn.Module) -> bool:
-    """True if a module has one vector of weights, maybe one of biases, and nothing else."""
+    """Return whether the only parameters are a weight vector and possibly a bias vector."""
     parameters = dict(module.named_parameters())
     weight = parameters.get("weight")
     same = (
@@ -230,7 +230,7 @@ def _is_affine(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _norm_of(module: nn.Module) -> _Norm | None:
-    """The gain and bias of a module, if running it shows a norm over the last axis."""
+    """Return the gain and bias of a module if it behaves as a norm over the last axis."""
     weight, bias = module.weight, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
     shape = weight.shape
@@ -251,7 +251,7 @@ def _norm_of(module: nn.Module) -> _Norm | None:
 
 
 def _plain_norms(module: nn.Module, shape: torch.Size) -> Iterator[nn.Module]:
-    """Norms without gain, with the epsilon of the module under any of its usual names."""
+    """Yield norms without gain, with the epsilon of the module under any of its usual names."""
     epsilons = [
         getattr(module, n, None) for n in ("eps", "variance_epsilon", "epsilon", "norm_eps")
     ]
@@ -262,7 +262,7 @@ def _plain_norms(module: nn.Module, shape: torch.Size) -> Iterator[nn.Module]:
 
 
 class _WithGain(nn.Module):
-    """A norm whose gain is a parameter as it multiplies."""
+    """A norm with a multiplicative gain parameter."""
 
     def __init__(self, plain: nn.Module, gain: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class _WithGain(nn.Module):
 
 
 def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:
-    """Put the norm without gain where the norm was, where those of torch keep their class."""
+    """Remove the gain of a norm. Norms of torch keep their class."""
     old = model.get_submodule(name)
     if type(old) in (nn.LayerNorm, nn.RMSNorm):
         setattr(old, "elementwise_affine", False)  # noqa: B010
@@ -291,7 +291,7 @@ def _put(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _leave_fused_kernels(model: nn.Module) -> None:
-    """Fused layers read the gains of their norms: without these they take the ordinary path."""
+    """Disable fused kernels of layers whose norms have lost their gains."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and any(
             norm.weight is None for norm in (module.norm1, module.norm2)

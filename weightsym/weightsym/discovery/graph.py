@@ -1,4 +1,4 @@
-"""A traced forward: what stands behind its inputs, what it returns and what it writes."""
+"""A traced forward: the sources of its inputs, its outputs, and the buffers that it writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)"
 
 
 class Source(NamedTuple):
-    """The tensor behind a placeholder: its name and numbers, if it is a part of the network."""
+    """The source of a placeholder: its type and, for tensors of the network, name and values."""
 
     kind: Literal["parameter", "buffer", "constant", "input"]
     name: str = ""
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 
 
 class RandomRun(NamedTuple):
-    """What a network returned at random weights.
+    """The outputs of a network at random weights.
 
     Attributes:
         random: the names of all that was random.
@@ -75,12 +75,12 @@ class Graph:
             self.written += [(name, node)] if name is not None else []
 
     def buffers_behind(self, nodes: Iterable[Node]) -> set[str]:
-        """Names of the buffers that some nodes depend on."""
+        """Return the names of the buffers that some nodes depend on."""
         sources = (self.sources[n] for n in ancestors(nodes) if n in self.sources)
         return {source.name for source in sources if source.kind == "buffer"}
 
     def says_the_same(self, other: Graph) -> bool:
-        """Tell whether two graphs have the same operations, with the same literals."""
+        """Return whether two graphs have the same operations and literals."""
         if other is self:
             return True
         ours, theirs = self.program.constants, other.program.constants
@@ -89,12 +89,12 @@ class Graph:
         return all(_equal(x, theirs[name]) for name, x in ours.items())
 
     def _code(self) -> str:
-        """The operations in words. A dropout of nothing does nothing in both modes."""
+        """Return the code of the graph, in which a dropout of probability 0 has no mode."""
         return _NO_DROPOUT.sub(r"dropout.default(\1)", self.module.code)
 
 
 def _sources(program: ExportedProgram) -> Callable[[Node], Source]:
-    """The source of a placeholder."""
+    """Return a function from placeholders to their sources."""
     signature = program.graph_signature
     parameters, buffers = signature.inputs_to_parameters, signature.inputs_to_buffers
     lost, lifted = signature.non_persistent_buffers, signature.inputs_to_lifted_tensor_constants
@@ -119,5 +119,5 @@ def _equal(x: Any, y: Any) -> bool:
 
 
 def _children(spec: Any) -> list[Any]:
-    """The parts of a structure. Torch has called them in two ways."""
+    """Return the children of a pytree spec, whose name differs between versions of torch."""
     return list(spec.children() if hasattr(spec, "children") else spec.children_specs)

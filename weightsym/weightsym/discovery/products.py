@@ -1,4 +1,4 @@
-r"""Products with large matrices of weights, which are read a few rows at a time.
+r"""Products with large weight matrices that are read a few rows at a time.
 
 To move the axes of a matrix is to move the signals before and after it:
 
@@ -35,7 +35,7 @@ Note = Callable[[slice, Tensor, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A matrix that is read a few rows at a time, whose axes are moved afterwards.
+    """A matrix that is read a few rows at a time, and whose axes are then moved.
 
     Attributes:
         shape: of the matrix.
@@ -52,14 +52,14 @@ class Matrix:
     anchor: Tensor | None = None
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """All rows before they are moved, part by part."""
+        """Yield blocks of rows of the original matrix."""
         step = max(1, _AT_ONCE // self.shape[1])
         for start in range(0, self.shape[0], step):
             rows = slice(start, min(start + step, self.shape[0]))
             yield rows, self.read(rows)
 
     def whole(self) -> Tensor:
-        """The moved matrix."""
+        """Return the moved matrix."""
         if self.note is not None:
             return _NotedWhole.apply(self.anchor, replace(self, note=None), self.note)
         w = torch.cat([part for _, part in self.parts()])
@@ -68,16 +68,16 @@ class Matrix:
         return w
 
     def to(self, precision: torch.dtype | None) -> Matrix:
-        """The matrix in another precision."""
+        """Return the matrix in another precision."""
         return self.changed(lambda rows, part: in_precision(part, precision))
 
     def changed(self, function: Callable[[slice, Tensor], Tensor]) -> Matrix:
-        """The matrix with other numbers, given rows and what stands there."""
+        """Return the matrix with a function applied to each block of rows."""
         return replace(self, read=lambda rows: function(rows, self.read(rows)))
 
 
 def moved_matrix(element: Element, name: str, matrix: Matrix) -> Matrix | None:
-    """A matrix after an element has acted on it, None if that does more than to move two axes."""
+    """Apply an element to a matrix. None if it does more than move two axes."""
     sym, maps = element.sym, dict[int, AxisMap]()
     for step in element.steps:
         axes = [a for a in sym.axes_of.get(name, ()) if a in step.axes]
@@ -97,7 +97,7 @@ def moved_matrix(element: Element, name: str, matrix: Matrix) -> Matrix | None:
 
 # ------------------------------------------------------------ products
 def products(node: Node, given: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] | None:
-    """The results of one product with differently moved forms of a matrix, None for all others.
+    """Yield the products of a signal with differently moved matrices. None for other operations.
 
     Args:
         node: the operation.
@@ -134,7 +134,7 @@ def _product(x: Tensor, matrix: Matrix, summed: int) -> Tensor:
 
 
 def _transposed(matrix: Matrix, dim: int, x: Tensor) -> Tensor:
-    """A signal before a matrix whose axis has moved."""
+    """Apply the transposed axis map of a matrix to a signal."""
     axis_map = matrix.maps.get(dim)
     if axis_map is None:
         return x
@@ -150,18 +150,18 @@ def _axis(dim: int, t: Tensor) -> Axis:
 
 
 class _Noted(torch.autograd.Function):
-    """A product with a matrix whose derivatives are noted a few rows at a time."""
+    """A product with a matrix whose gradient is recorded a few rows at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, matrix: Matrix, summed: int) -> Tensor:
-        """The product."""
+        """Return the product."""
         ctx.save_for_backward(x)
         ctx.known = matrix, summed
         return _product(x, matrix, summed)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        """Note the derivatives of the matrix, and return that of the signal."""
+        """Record the gradient of the matrix, and return that of the signal."""
         (x,) = ctx.saved_tensors
         matrix, summed = ctx.known
         outer, inner = (slope, x) if summed == 1 else (x, slope)
@@ -174,17 +174,17 @@ class _Noted(torch.autograd.Function):
 
 
 class _NotedWhole(torch.autograd.Function):
-    """A whole matrix whose derivatives are noted."""
+    """A whole matrix whose gradient is recorded."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, matrix: Matrix, note: Note) -> Tensor:
-        """The matrix."""
+        """Return the matrix."""
         ctx.known = matrix, note
         return matrix.whole()
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        """Note its derivatives."""
+        """Record its gradient."""
         matrix, note = ctx.known
         for rows, part in matrix.parts():
             note(rows, part, slope[rows])

@@ -1,4 +1,4 @@
-"""Generic weights of a network, made one tensor at a time: zeros of a fresh one hide errors."""
+"""Generic weights, drawn tensor by tensor, because zeros at initialisation hide errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LARGE = 2**25
 
 
 class WeightDraw(NamedTuple):
-    """How random weights differ from those of a network.
+    """The parameters of a draw of random weights.
 
     Attributes:
         seed: of the noise.
@@ -50,7 +50,7 @@ class WeightDraw(NamedTuple):
 
 
 class RandomWeights:
-    """Random weights of the size of those of a network, each in memory of its own when read.
+    """Random weights of a network's shapes and magnitudes, each read into new memory.
 
     What is trained, what the groups move and what is given to be moved is random; other state is as
     it is. What is positive, such as a variance, stays so.
@@ -81,44 +81,44 @@ class RandomWeights:
 
     @classmethod
     def of_unknown(cls, network: nn.Module) -> RandomWeights:
-        """Random weights of a network of which no symmetry is known: most of what may be moved."""
+        """Return random weights of a network without known symmetries: parameters and vectors."""
         aliases = {name: first for name, first in owners(network).items() if name != first}
         rows = [n for n, b in network.named_buffers() if b.ndim == 1]
         return cls(network, Symmetries((), (), (), (), aliases=aliases), rows)
 
     def by_any_name(self, weights: Callable[[str], T]) -> Callable[[str], T]:
-        """Read tensors that have several names by the first."""
+        """Resolve aliases: read every tensor under its first name."""
         return lambda name: weights(self.sym.aliases.get(name, name))
 
     def all(self) -> Params:
-        """All of them at once."""
+        """Return all weights at once."""
         return self.all_by(self.read)
 
     def returned(self, network: nn.Module, inputs: Inputs) -> Any:
-        """What a network returns with them; of a large one, no more than a few are held at once."""
+        """Return the network's output at these weights, a few in memory at once if it is large."""
         if sum(t.numel() for t in self.state.values()) > _LARGE:
             return called_in_turn(network, self.by_any_name(self.read), inputs)
         return called(network, self.all(), inputs)
 
     def outputs(self, network: nn.Module, inputs: Inputs) -> list[Tensor]:
-        """The tensors in that, as real numbers, of a copy of the network."""
+        """Return the output tensors of a copy of the network, as real numbers."""
         returned = self.returned(structural_copy(network), inputs)
         return [as_real(t) for t in tensors_of(returned)]
 
     def all_by(self, weights: Read) -> Params:
-        """All that is read at once. Tensors that share their memory in the network do so again."""
+        """Return all tensors that a function reads. Aliases share memory as in the network."""
         tensors = {name: weights(name) for name in self.state if name not in self.sym.aliases}
         return {name: tensors[self.sym.aliases.get(name, name)] for name in self.state}
 
     def __call__(self, name: str) -> Tensor | Matrix:
-        """One tensor, or a large matrix, which is read a few rows at a time."""
+        """Return a tensor, or a large matrix that is read a few rows at a time."""
         if name not in self._large:
             return self.read(name)
         return Matrix(self.state[name].shape, partial(self.read, name))
 
     @property
     def has_large(self) -> bool:
-        """Tell whether some matrices are read by rows."""
+        """True if some matrices are read by rows."""
         return bool(self._large)
 
     @cached_property
@@ -133,7 +133,7 @@ class RandomWeights:
         )
 
     def read(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """One tensor, or rows of it, in the precision of the network and in memory of its own."""
+        """Return a tensor, or some of its rows, in the network's precision and in new memory."""
         old = self.state[name]
         if name not in self.random:
             return old.clone(memory_format=torch.contiguous_format)
@@ -154,7 +154,7 @@ class RandomWeights:
         return torch.where(old == 0, small, tiled_(torch.mul, old.clone(), (0.3 * row).exp()))
 
     def _size(self, name: str, t: Tensor) -> float:
-        """The size of the numbers of a tensor, without those that are not finite."""
+        """Return the root mean square of a tensor's finite values."""
         if name not in self._sizes:
             size = float(t.norm()) / math.sqrt(t.numel())
             if not math.isfinite(size):
@@ -167,7 +167,7 @@ class RandomWeights:
 def perturbing(
     weights: Weights, names: frozenset[str], size: float, precision: torch.dtype | None
 ) -> Weights:
-    """Weights of another function: some tensors (else all) times random positive factors."""
+    """Multiply some or all tensors by random positive factors, which changes the function."""
 
     def perturbed(name: str) -> Tensor | Matrix:
         t = weights(name)
@@ -183,7 +183,7 @@ def perturbing(
 
 
 def flipping(weights: Read, names: frozenset[str], precision: torch.dtype | None) -> Read:
-    """Weights of another function: the numbers of some tensors times random signs."""
+    """Multiply some tensors by random signs, which changes the function."""
 
     def flipped(name: str) -> Tensor:
         t = in_precision(weights(name), precision)

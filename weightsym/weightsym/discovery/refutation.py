@@ -1,4 +1,4 @@
-"""Inside `discover`: test groups at random weights, drop and report those that fail."""
+"""Verification inside `discover`: test groups at random weights, drop and report failures."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def refute(
 def _at_all_draws(
     case: _Case, sym: Symmetries, custom_rules: bool
 ) -> tuple[Symmetries, WeightDraw, list[str], set[str]]:
-    """What holds at all draws, the last draw that shows something, and what none has shown.
+    """Verify with several draws. Return the valid groups, the last draw, and untested tensors.
 
     Also the tensors of which the example reads a part.
     """
@@ -162,7 +162,7 @@ def _at_one_draw(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
 def _other_draw(
     case: _Case, sym: Symmetries, seed: int, noise: float, size: float, is_centred: bool
 ) -> WeightDraw | None:
-    """Weights that keep signals at a size. None where the graph cannot be run."""
+    """Draw weights that keep signals at a given size. None if the graph cannot be run."""
     draw = WeightDraw(seed, noise)
     with suppress(Exception):  # as in `_judged_by_graph`
         assert case.graph is not None
@@ -172,7 +172,7 @@ def _other_draw(
 
 
 def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
-    """Tensors of which the example reads a part, and groups move a part."""
+    """Return tensors that the example reads, and groups move, only in part."""
     sym, read = judged.sym, set[str]()
     names = {sym.axes[a].tensor for a in judged.doubtful}
     if case.graph is None or not names:
@@ -189,7 +189,7 @@ def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
 
 
 def _doubtful(sym: Symmetries, moves: OutputMoves) -> dict[int, Tensor]:
-    """By axis, positions with which nothing moves, where groups move others or parts of units."""
+    """Find positions without effect on the outputs on axes where groups also move others."""
     doubtful, covered = dict[int, Tensor](), dict[tuple[str, int], Tensor]()
     for kind in KINDS:
         for place in (p for group in getattr(sym, kind) for p in group.placements):
@@ -207,7 +207,7 @@ def _doubtful(sym: Symmetries, moves: OutputMoves) -> dict[int, Tensor]:
 
 
 def _unseen(case: _Case, judged: _Judged) -> set[Place]:
-    """Places that groups move, that results depend on, and with which no output moves."""
+    """Return places that groups move and results depend on, but that affect no output here."""
     places = {*places_of(judged.sym)}
     if case.graph is None:
         return places - judged.seen
@@ -217,7 +217,7 @@ def _unseen(case: _Case, judged: _Judged) -> set[Place]:
 
 
 def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
-    """All but permutations tested, which meet other random numbers."""
+    """Test all groups but permutations, which would pair entries with other random numbers."""
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if not _every(factors):
         return sym
@@ -231,19 +231,19 @@ def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> 
 
 
 class _Unrepeatable(UnsupportedModel):
-    """The same weights give other outputs every time."""
+    """Raised where the same weights give different outputs in every call."""
 
 
 class _WrongRule(UnsupportedModel):
-    """A rule of the user breaks the function."""
+    """Raised where a user's rule changes the function."""
 
 
 class _Unsteady(UnsupportedModel):
-    """Rounding grows at these weights as an error would."""
+    """Raised where rounding errors are as large as those of a wrong group."""
 
 
 class _Judged(NamedTuple):
-    """What is left of symmetries, the places that the check has seen, and how well it could.
+    """The remaining symmetries, the places that affected the outputs, and the test's sensitivity.
 
     It ``is_faint`` where signals are so small that any function of them is a straight line. What is
     ``doubtful`` are positions by axis, with which nothing moves, beside those that groups move.
@@ -264,7 +264,7 @@ def _says_different_things(name: str) -> str:
 
 
 def _draws(model: nn.Module, inputs: Inputs) -> bool:
-    """Tell whether two calls differ if nobody repeats the random numbers."""
+    """Return whether two calls differ unless their random numbers are repeated."""
     with same_noise(model.parameters()):
         calls = [structural_copy(model)(*inputs.args, **inputs.named) for _ in range(2)]
     first, second = ([as_real(t) for t in tensors_of(out)] for out in calls)
@@ -272,7 +272,7 @@ def _draws(model: nn.Module, inputs: Inputs) -> bool:
 
 
 class _Case(NamedTuple):
-    """A network in one of its modes, its graph in that mode, and what both run on.
+    """A network in one mode, its graph in that mode, and the inputs of both.
 
     Where it ``is_even``, all random numbers of an operation are one. Where it ``looks``, the check
     also says which places it has seen.
@@ -286,19 +286,19 @@ class _Case(NamedTuple):
     looks: bool = True
 
     def weights(self, sym: Symmetries) -> RandomWeights:
-        """The random weights of the draw."""
+        """Return the random weights of the draw."""
         return RandomWeights(self.model, sym, draw=self.draw)
 
 
 def _trains_as_it_evaluates(graphs: Graphs, inputs: Inputs) -> bool:
-    """Tell whether training could say nothing new."""
+    """Return whether verification in training mode would add nothing."""
     if graphs.training is None or graphs.training_inputs is not inputs:
         return False
     return graphs.evaluation.says_the_same(graphs.training)
 
 
 def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
-    """By the graph, one weight at a time, if it is what the network does. Else by the network."""
+    """Verify by the graph, one weight at a time, if it matches the network, else by the network."""
     name = type(case.model).__name__
     judged = _judged_by_graph(case, sym, custom_rules, name)
     if judged is not None:
@@ -313,7 +313,7 @@ def _refuted(case: _Case, sym: Symmetries, custom_rules: bool) -> _Judged:
 
 
 def _judged_by_graph(case: _Case, sym: Symmetries, custom_rules: bool, name: str) -> _Judged | None:
-    """Judge by the graph. None where the network itself must say what is wrong."""
+    """Verify by the graph. None if the error must come from the network itself."""
     if case.graph is None:
         return None
     try:
@@ -338,7 +338,7 @@ def _judged_by_graph(case: _Case, sym: Symmetries, custom_rules: bool, name: str
 
 
 def _evened(case: _Case, graph: Graph, weights: RandomWeights) -> Check:
-    """A check with one number for all draws of an operation, which lets something pass."""
+    """Return a check with one value for all draws of an operation that keeps outputs sensitive."""
     for pick in ONE_OF_ALL:
         check = Check.of_graph(graph, case.inputs, weights, pick)
         if check.sensitive:
@@ -376,7 +376,7 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> _Ju
 
 # ------------------------------------------------------------ the graph in place of the network
 def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
-    """Outputs of a network at random weights. They are known if it was traced with as many."""
+    """Return the outputs at random weights, from tracing if it used the same weights."""
     measured = case.graph.measured if case.graph is not None else None
     is_first = weights.draw == WeightDraw()
     if measured is not None and measured.random == weights.random and is_first:
@@ -387,7 +387,7 @@ def _first(case: _Case, weights: RandomWeights) -> list[Tensor]:
 def _is_of_network(
     case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor], results: list[Tensor]
 ) -> bool:
-    """Tell whether a graph made in float64 what the network returns, which may round and draw.
+    """Return whether a graph in float64 matches a network, which may round and draw.
 
     Where they differ by more than rounding, both run in the precision of the network, and it runs
     twice: noise of a source of its own is no part of a graph.
@@ -399,7 +399,7 @@ def _is_of_network(
 
 
 def _computes(case: _Case, graph: Graph, weights: RandomWeights, first: list[Tensor]) -> bool:
-    """Whether a graph gives what its network does, which must do so again where they differ."""
+    """Return whether a graph matches its network, which must repeat any differing outputs."""
     tolerance = tolerance_of(weights.state)
     by_name = weights.by_any_name(weights.read)
     traced = streamed_outputs(graph, case.inputs, by_name, None)
@@ -412,7 +412,7 @@ def _computes(case: _Case, graph: Graph, weights: RandomWeights, first: list[Ten
 
 # ------------------------------------------------------------ single groups
 def _offenders(check: Check, sym: Symmetries) -> list[tuple[str, int, str]]:
-    """Halve the set of groups until single wrong ones remain."""
+    """Bisect the set of groups until single invalid ones remain."""
     pending, wrong = [_every(sym)], []
     while pending:
         suspects = pending.pop()
@@ -426,7 +426,7 @@ def _offenders(check: Check, sym: Symmetries) -> list[tuple[str, int, str]]:
 
 
 def _without_what_fails_together(check: Check, sym: Symmetries) -> Symmetries:
-    """Groups that hold one by one, but not together: kind by kind fewer, until the rest holds."""
+    """Drop groups that hold alone but not together, kind by kind, until the rest holds."""
     for field in ("permutations", "shifts", "linear", "signs", "scalings"):
         if check.error(sym) <= check.tolerance:
             break
@@ -469,7 +469,7 @@ _PERTURBED, _OTHER = 0.3, 2.0
 
 
 class Check:
-    """A network at random weights, and the error that a set of groups makes there.
+    """A network at random weights, and the error of a set of groups there.
 
     Attributes:
         run: from several ways to read weights, and a precision, to the outputs of each.
@@ -498,7 +498,7 @@ class Check:
 
     @cached_property
     def outputs(self) -> list[Tensor]:
-        """Outputs of the network at the random weights."""
+        """The outputs of the network at the random weights."""
         return self._outputs(self.read, self.precision)
 
     def _outputs(self, read: Weights, precision: torch.dtype | None) -> list[Tensor]:
@@ -520,12 +520,12 @@ class Check:
 
     @property
     def sensitive(self) -> bool:
-        """True if any output moves with the weights."""
+        """True if any output changes with the weights."""
         return self._comparison.sensitive
 
     @cached_property
     def measure(self) -> OutputComparison:
-        """Measure how far wrong weights move every output."""
+        """The change of every output under wrong weights, as a scale for errors."""
         right, wrong = self.measured
         return OutputComparison.between(self.outputs, wrong, self.tolerance, right)
 
@@ -537,7 +537,7 @@ class Check:
         sym: Symmetries,
         draw: WeightDraw = WeightDraw(),  # noqa: B008
     ) -> Check:
-        """By the forward of a network."""
+        """Check by the forward of a network."""
         weights = RandomWeights(network, sym, draw=draw)
 
         def forward(reads: Sequence[Any], precision: torch.dtype | None) -> Iterable[list[Tensor]]:
@@ -550,7 +550,7 @@ class Check:
         cls, graph: Graph, inputs: Inputs, weights: RandomWeights, even: Pick | None = None,
         first: list[Tensor] | None = None,
     ) -> Check:  # fmt: skip
-        """By an exported graph in float64, one weight after the other.
+        """Check by an exported graph in float64, one weight at a time.
 
         If it is ``even``, one number stands for all draws of an operation. If the outputs of the
         network at the random weights are given as ``first``, those at perturbed weights are made in
@@ -571,7 +571,7 @@ class Check:
         return cls(run, weights, tolerance_in(torch.float64), torch.float64, first, watched)
 
     def judged(self, sym: Symmetries) -> _Judged:
-        """Symmetries with the places that the check has seen."""
+        """Return the symmetries, and the places that affect the outputs."""
         sizes = list[float]()
         note = functools.partial(_note_size, sizes)
 
@@ -598,7 +598,7 @@ class Check:
         return _Judged(sym, frozenset(seen), is_faint, _doubtful(sym, moves))
 
     def _asleep(self, names: Collection[str]) -> set[str]:
-        """Tensors without a derivative with which no output jumps, either.
+        """Return the tensors without a gradient that also change no output when they are replaced.
 
         Some decide by their size, and some by their sign, such as a mask that is learned.
         """
@@ -615,7 +615,7 @@ class Check:
         return asleep
 
     def holds(self, sym: Symmetries, is_right: Callable[[list[Tensor]], bool]) -> bool:
-        """Tell whether all elements give the same, and that what was measured.
+        """Return whether all elements preserve the outputs that were measured.
 
         Args:
             sym: the groups.
@@ -642,7 +642,7 @@ class Check:
         return error <= self.tolerance
 
     def error(self, sym: Symmetries) -> float:
-        """The error under elements that together move every unit and flip every sign."""
+        """Return the error under elements that together move every unit and flip every sign."""
         if not self.sensitive:
             return 0.0
         first, *others = covering_elements(sym, torch.Generator().manual_seed(2))
@@ -661,7 +661,7 @@ class Check:
         return self.error_seen
 
     def _moved(self, elements: Sequence[Element]) -> Iterable[list[Tensor]]:
-        """The outputs of the network after each of some elements has moved it."""
+        """Yield the outputs at the weights after each of some elements."""
 
         def precise(name: str) -> Tensor:
             return in_precision(self.weights.read(name), self.precision)
@@ -677,7 +677,7 @@ class Check:
         return self.run([moved_by(element) for element in elements], self.precision)
 
     def perturbed(self, names: frozenset[str], size: float = _PERTURBED) -> list[Tensor]:
-        """Outputs at weights of which some, or all, are others."""
+        """Return the outputs at weights that are perturbed in part or as a whole."""
         return self._outputs(perturbing(self.read, names, size, self.precision), self.precision)
 
     def _error_of_logits(self, logits: list[Tensor], sym: Symmetries) -> float:
@@ -686,11 +686,11 @@ class Check:
         return OutputComparison.between(old, wrong, self.tolerance, right).error(new)
 
     def repeatable(self) -> bool:
-        """Tell whether the same weights give the same outputs."""
+        """Return whether the same weights give the same outputs."""
         return self.measure.error(self._outputs(self.read, self.precision)) <= self.tolerance
 
     def raise_tolerance_to_noise(self) -> None:
-        """Allow for a forward that computes in float32 inside, and for rounding in deep networks.
+        """Raise the tolerance for float32 inside a forward, and for rounding in deep networks.
 
         Where a small change of the weights grows on the way to the outputs, so does rounding; up to
         1e-6 is believed, far below what a wrong group does. A batch norm over two examples, one
@@ -707,11 +707,11 @@ class Check:
             self.tolerance = max(self.tolerance, *believed)
 
     def _growth(self, change: float) -> float:
-        """Measure how many times larger a small change of the weights is in the outputs."""
+        """Return the factor by which the outputs amplify a small change of the weights."""
         return self.measure.error(self.perturbed(frozenset(), change)) / change
 
     def with_true_shift(self, sym: Symmetries) -> Symmetries:
-        """Drop the softmax shift unless it keeps the probabilities."""
+        """Drop the softmax shift unless it preserves the probabilities."""
         if sym.softmax_shift is None:
             return sym
         shift = logit_shift(sym, torch.Generator().manual_seed(3))
@@ -729,7 +729,7 @@ _HOMOGENEOUS = frozenset(
 
 
 def _note_size(sizes: list[float], node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
-    """Call an operation, and note how large the numbers are that it takes a curved function of."""
+    """Call an operation, and record the magnitude of the inputs of nonlinear functions."""
     tensors = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
     is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     is_curved = is_pointwise and operation_of(node).removesuffix("_") not in _HOMOGENEOUS

@@ -1,4 +1,4 @@
-"""How far outputs move with the weights at each place of a group: by one derivative for all."""
+"""Sensitivity of the outputs to the weights at each place of a group, from one gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("permutations", "scalings", "signs", "linear", "shifts")
 
 
 def places_of(sym: Symmetries) -> Iterator[Place]:
-    """All places that groups move, without biases that nothing sees."""
+    """Yield all places that groups move, without biases that have no effect."""
     dead: dict[str, Tensor] = {}
     for placement in (p for group in sym.shifts if group.is_dead for p in group.placements):
         name, mask = tensor_at(placement, sym), _numbers_at(placement, sym)
@@ -35,7 +35,7 @@ def places_of(sym: Symmetries) -> Iterator[Place]:
 
 
 def _numbers_at(place: Place, sym: Symmetries) -> Tensor:
-    """True at the numbers of a tensor that are at a place."""
+    """Return the mask of a place on its tensor."""
     assert not isinstance(place, str)
     axis = sym.axes[place.axis]
     chosen = torch.zeros(axis.length, dtype=torch.bool)
@@ -44,19 +44,19 @@ def _numbers_at(place: Place, sym: Symmetries) -> Tensor:
 
 
 def places_in(group: Group | LinearGroup | ShiftGroup) -> Iterator[Place]:
-    """All places that a group moves."""
+    """Yield all places that a group moves."""
     if isinstance(group, PermutationGroup):
         yield from (name for row in group.tensors for name in row)
     yield from group.placements
 
 
 def tensor_at(place: Place, sym: Symmetries) -> str:
-    """The name of the tensor that has a place."""
+    """Return the name of the tensor of a place."""
     return place if isinstance(place, str) else sym.axes[place.axis].tensor
 
 
 class OutputMoves:
-    r"""How far a random sum of the outputs moves where weights do.
+    r"""The change of a random sum of the outputs under changes of the weights.
 
     .. math:: s_P = \Big( \sum_{i \in P} \big( w_i \, \partial_i
         \sum_k r_k f_k(w) / |f| \big)^2 \Big)^{1/2}
@@ -90,7 +90,7 @@ class OutputMoves:
                 torch.autograd.backward([t for t, _ in pairs], _directions(pairs), inputs=inputs)
 
     def _note(self, name: str, t: Tensor, slope: Tensor) -> None:
-        """Keep the squares of derivatives, times weights, by position on every axis."""
+        """Record the squares of gradients times weights, by position on every axis."""
         moves = slope if slope.dtype.itemsize > 2 else slope.float()
         moves = moves.mul(t).square_()
         kept: dict[int | None, Tensor] = {}
@@ -106,7 +106,7 @@ class OutputMoves:
         self._squares[name] = {a: t + before[a] if before else t for a, t in kept.items()}
 
     def _matrix(self, name: str, matrix: Matrix, anchor: Tensor) -> Matrix | None:
-        """A matrix that notes the same; None where its axes are no rows and columns."""
+        """Return a matrix that records its gradient. None unless its axes are rows and columns."""
         axes = {a: self._sym.axes[a] for a in self._sym.axes_of.get(name, ())}
         if any(axis.dim is None or axis.blocks > 1 for axis in axes.values()):
             return None
@@ -122,7 +122,7 @@ class OutputMoves:
         return replace(matrix, note=note, anchor=anchor)
 
     def at(self, place: Place) -> float:
-        """How far it moves with the weights at a place."""
+        """Return how far the outputs move with the weights at a place."""
         kept = self._squares.get(tensor_at(place, self._sym))
         if kept is None:
             return 1.0 if tensor_at(place, self._sym) in self._fixed else 0.0
@@ -131,7 +131,7 @@ class OutputMoves:
         return math.sqrt(float(kept[place.axis].double()[place.positions.flatten().cpu()].sum()))
 
     def without_any(self, axis: int) -> Tensor:
-        """The positions of an axis with which it does not move, in a row of True and False."""
+        """Return a mask of the positions of an axis to which the outputs are insensitive."""
         kept = self._squares.get(self._sym.axes[axis].tensor)
         if kept is None:
             is_fixed = self._sym.axes[axis].tensor in self._fixed
@@ -140,7 +140,7 @@ class OutputMoves:
 
 
 class _Reread:
-    """Weights with derivatives, of which none is kept until its derivative: it is read again.
+    """Weights with gradients that are freed after use and read again in the backward pass.
 
     Args:
         read: gives a weight.
@@ -165,7 +165,7 @@ class _Reread:
         return weight.whole() if isinstance(weight, Matrix) else weight
 
     def of(self, name: str) -> Tensor | Matrix:
-        """One weight."""
+        """Return one weight."""
         if name not in self._moved:
             return self._weights(name)
         weight: Tensor | None = self._alive.get(name)
@@ -180,7 +180,7 @@ class _Reread:
         return weight
 
     def pack(self, t: Tensor) -> Tensor | tuple[str, torch.Size, tuple[int, ...]]:
-        """What autograd keeps of a tensor: of a weight its name and layout."""
+        """Save a tensor for autograd: a weight by its name and layout."""
         start = t.untyped_storage().data_ptr()
         for name, weight in self._alive.items():
             if weight.untyped_storage().data_ptr() == start and weight.numel() == t.numel():
@@ -188,7 +188,7 @@ class _Reread:
         return t
 
     def unpack(self, kept: Any) -> Tensor:
-        """The tensor of which that was kept."""
+        """Return a saved tensor."""
         if isinstance(kept, Tensor):
             return kept
         name, shape, stride = kept
@@ -196,25 +196,25 @@ class _Reread:
 
 
 class _Leaf(torch.autograd.Function):
-    """A weight that is read, and whose derivative is noted as soon as it is known."""
+    """A weight whose gradient is recorded as soon as it is known."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, name: str, read: Any, note: Any) -> Tensor:
-        """Read it."""
+        """Read the weight."""
         ctx.known = name, read, note
         weight: Tensor = read(name)
         return weight
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        """Note what follows from its derivative."""
+        """Record the gradient of the weight."""
         name, read, note = ctx.known
         note(name, read(name), slope)
         return None, None, None, None
 
 
 def _directions(pairs: Sequence[tuple[Tensor, float]]) -> list[Tensor]:
-    """Random weights of outputs, as many times smaller as these are large, and together."""
+    """Draw weights of the outputs in inverse proportion to their sizes and their number."""
     generator = torch.Generator().manual_seed(0)
     draws = [torch.rand(t.shape, generator=generator, dtype=torch.float64) for t, _ in pairs]
     return [

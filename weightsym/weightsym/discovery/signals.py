@@ -1,4 +1,4 @@
-"""Random weights through which signals keep their size, so that the first of many layers is seen.
+"""Random weights that preserve the size of signals, so that deep networks stay sensitive.
 
 Every product of a signal and weights is measured, one operation after the other, and the weights
 are rescaled until it has the size that is asked for; what is added to it becomes a part of it.
@@ -38,7 +38,7 @@ _MOST = 1e4
 def draw_that_keeps_signals(
     graph: Graph, inputs: Inputs, weights: RandomWeights, size: float, is_centred: bool
 ) -> WeightDraw:
-    """Rescale weights so that products of signals and weights have a size.
+    """Rescale weights so that products with signals have a given size.
 
     Args:
         graph: what the network computes.
@@ -62,7 +62,7 @@ def draw_that_keeps_signals(
 
 
 class _Operand(NamedTuple):
-    """A leaf among the arguments of an operation that is made of weights alone."""
+    """An argument of an operation that is computed from weights alone."""
 
     place: int
     names: frozenset[str]
@@ -70,7 +70,7 @@ class _Operand(NamedTuple):
 
 
 class _Measuring:
-    """Calls of operations, in which weights are rescaled.
+    """A sequence of operation calls that rescales weights.
 
     Attributes:
         factors: by parameter.
@@ -88,7 +88,7 @@ class _Measuring:
             self._behind[node] = self._weights_behind(node)
 
     def _weights_behind(self, node: Node) -> frozenset[str] | None:
-        """The parameters that a node is a linear function of; None if it is another function."""
+        """Return the parameters of which a node is a linear function, or None for other nodes."""
         if node.op == "placeholder":
             source = self._graph.sources[node]
             if source.kind == "parameter":
@@ -103,7 +103,7 @@ class _Measuring:
         return None if names and _name(node) not in _OF_WEIGHTS else names
 
     def call(self, node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
-        """Call an operation, and rescale its weights if it has a signal, too."""
+        """Call an operation, and rescale its weights if it also takes a signal."""
         operands = list(self._operands(node))
         if not operands:
             return called(node, args, kwargs, cast)
@@ -133,13 +133,13 @@ class _Measuring:
         return result()
 
     def _is_bias(self, operand: _Operand, whole: Tensor) -> bool:
-        """Tell whether an operand is one parameter that is added along the last dimension."""
+        """Return whether an operand is one parameter that is added along the last dimension."""
         shapes = {self._shapes.get(name) for name in operand.names}
         is_one = len(operand.names) == 1 and shapes == {whole.shape[-1:]}
         return operand.is_added and whole.ndim > 1 and is_one
 
     def _factor(self, operand: _Operand, whole: Any, rest: Any) -> float:
-        """What a share of a result must be multiplied by."""
+        """Return the factor that brings the contribution of an operand to the target size."""
         whole, rest = tree_leaves(whole)[0], tree_leaves(rest)[0]
         share = whole - rest
         if self._is_centred and not operand.is_added and len(share) > 1:

@@ -1,4 +1,4 @@
-"""Run an exported graph on weights that are made when they are read, and freed after their use.
+"""Run an exported graph on weights that are made when read and freed after use.
 
 In float64 no more than a weight or two and a few activations are held at once.
 """
@@ -27,7 +27,7 @@ Call = Callable[[Node, Any, Any, Cast], Any]
 
 
 class NotRunnable(RuntimeError):
-    """The inputs of a graph are not those of the forward, one by one."""
+    """Raised where the inputs of a graph do not correspond to those of the forward."""
 
 
 def streamed_outputs(
@@ -37,7 +37,7 @@ def streamed_outputs(
     precision: torch.dtype | None,
     call: Call | None = None,
 ) -> list[Tensor]:
-    """All tensors that the network returns, as real numbers. Every call draws the same noise.
+    """Return the output tensors of a graph as real numbers. Every call draws the same noise.
 
     Args:
         graph: what `torch.export` has traced.
@@ -56,7 +56,7 @@ def outputs_side_by_side(
     precision: torch.dtype | None,
     call: Call | None = None,
 ) -> list[list[Tensor]]:
-    """The outputs of several runs, operation by operation. At most one of them may draw numbers.
+    """Run a graph at several weights, operation by operation. At most one run may be random.
 
     Args:
         graph: what `torch.export` has traced.
@@ -85,7 +85,7 @@ def outputs_side_by_side(
 
 
 def _given(graph: Graph, inputs: Inputs) -> Mapping[Node, Any]:
-    """The inputs by the placeholders that stand for them."""
+    """Map placeholders to inputs."""
     nodes = [n for n, s in graph.sources.items() if s.kind == "input"]
     named = {name: inputs.named[name] for name in graph.names_of_inputs if name in inputs.named}
     leaves = tree_leaves((inputs.args, named))
@@ -135,7 +135,7 @@ def _run(
 def _one_by_one(
     call: Call, node: Node, given: Sequence[tuple[Any, Any]], cast: Cast
 ) -> Iterator[Any]:
-    """The results of an operation that needs whole matrices."""
+    """Yield the results of an operation that needs whole matrices."""
     has_weights = any(n.op == "placeholder" for n in node.all_input_nodes)
     for args, kwargs in tree_map(_whole, given) if has_weights else given:
         yield call(node, args, kwargs, cast)
@@ -146,7 +146,7 @@ def _whole(x: Any) -> Any:
 
 
 def _last_readers(module: GraphModule, live: set[Node]) -> Mapping[Node, set[Node]]:
-    """By node, what nobody reads after it."""
+    """Map each node to the values that are last read there."""
     done: dict[Node, set[Node]] = defaultdict(set)
     visited: set[Node] = set()
     for node in reversed(module.graph.nodes):
@@ -162,7 +162,7 @@ def _attribute(module: GraphModule, node: Node, cast: Cast) -> Any:
 
 
 def called(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
-    """The result of an operation, in the precision of the run."""
+    """Return the result of an operation, in the precision of the run."""
     assert callable(node.target)
     if node.target is not torch.ops.aten.view.dtype:  # which reads the bits as they are
         args, kwargs = tree_map(
@@ -172,7 +172,7 @@ def called(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
 
 
 def evened_by(pick: Pick) -> Call:
-    """Calls in which one number stands for all draws of an operation."""
+    """Return a call that replaces all draws of an operation by one value."""
 
     def call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
         result = called(node, args, kwargs, cast)
@@ -183,7 +183,7 @@ def evened_by(pick: Pick) -> Call:
 
 # ------------------------------------------------------------ precision
 def _casting(graph: Graph, precision: torch.dtype | None) -> Cast:
-    """Put the precision of the network, in tensors and where the graph names it, into another."""
+    """Return a conversion of tensors and dtypes of the network to another precision."""
     if precision is None:
         return lambda x: x
     floats = {s.tensor.dtype for s in graph.sources.values() if s.kind == "parameter"}

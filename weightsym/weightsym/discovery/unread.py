@@ -1,4 +1,4 @@
-"""Numbers of parameters that nothing reads at an example: what a table has for longer ones.
+"""Parameter entries that are not read at an example, such as table rows for longer inputs.
 
 Labels take the place of parameters in all that moves numbers, and in functions of single ones of
 weights alone. Any other operation reads what it gets.
@@ -37,7 +37,7 @@ _COPIES = frozenset("to _to_copy alias contiguous clone detach".split())
 def unread_numbers(
     graph: Graph, inputs: Inputs, weights: Read, names: Collection[str]
 ) -> dict[str, Tensor]:
-    """By parameter, True in its shape where no operation reads a number."""
+    """Return masks of parameter entries that no operation reads."""
     following = _Following(graph, names)
     streamed_outputs(graph, inputs, weights, None, following.call)
     for node in graph.outputs:
@@ -51,7 +51,7 @@ def unread_numbers(
 
 
 class _Following:
-    """Calls of operations beside which labels of some parameters are moved."""
+    """A sequence of operation calls that also moves the labels of some parameters."""
 
     def __init__(self, graph: Graph, names: Collection[str]) -> None:
         self.firsts, self._labels, first = [], dict[Node, list[Any]](), 1
@@ -66,12 +66,12 @@ class _Following:
         self._depends = descendants(given)
 
     def read(self, node: Node) -> None:
-        """Note that all numbers of a node are read."""
+        """Mark all entries of a node as read."""
         for labels in tree_leaves(self._labels.get(node, [])):
             self.is_read[labels.flatten()] = True
 
     def call(self, node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
-        """Call an operation, and move labels as it moves numbers."""
+        """Call an operation, and move labels along with the values."""
         result = called(node, args, kwargs, cast)
         parts = [n for n in node.all_input_nodes if n in self._labels]
         if not parts:
@@ -85,7 +85,7 @@ class _Following:
         return result
 
     def _moved(self, node: Node, args: Any, kwargs: Any, result: Any) -> list[Any] | None:
-        """The labels of a result; None for an operation that reads them."""
+        """Return the labels of a result, or None for an operation that reads them."""
         name = operation_of(node)
         leaves, spec = tree_flatten((args, kwargs))
         of = [self._labels.get(n, []) if isinstance(n, Node) else [] for n in _leaves(node)]

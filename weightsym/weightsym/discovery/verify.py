@@ -1,4 +1,4 @@
-"""Check symmetries by running the network: a random group element must not change its outputs.
+"""Verify symmetries by running the network under random group elements.
 
 Where all tensors of a network need not be held at once, each is read, moved and given back by name:
 see `Element.of`.
@@ -116,7 +116,7 @@ def _moves(
     inputs: Inputs,
     comparison: OutputComparison,
 ) -> OutputMoves | None:
-    """How far the outputs move with the weights at each place. None if there is no derivative."""
+    """Return the sensitivity to the weights at each place, or None without a gradient."""
 
     def run(read: Callable[[str], Any]) -> list[Tensor]:
         names = {name: sym.aliases.get(name, name) for name in params}
@@ -130,7 +130,7 @@ def _moves(
 
 
 def _damped(sym: Symmetries, moves: OutputMoves | None) -> Iterator[tuple[float, Symmetries]]:
-    """Groups with which outputs move little, by the size of the move. Not a number for the least.
+    """Yield groups to which outputs are least sensitive, by the size of the change (NaN if least).
 
     Places with which no output moves, but for rounding, are not a part of the function here, if a
     group has others.
@@ -163,12 +163,12 @@ _FEW = 4
 
 
 def covering_elements(sym: Symmetries, generator: torch.Generator) -> list[Element]:
-    """Elements of all kinds that generate what is claimed, see `covering_values`."""
+    """Return elements of all kinds that together cover the group, see `covering_values`."""
     return [Element.of_values(sym, values) for values in covering_values(sym, generator)]
 
 
 def covering_values(sym: Symmetries, generator: torch.Generator) -> list[Values]:
-    """Values of elements that together move all units, flip every sign, mix and shift all channels.
+    """Return values of elements that together move all units and flip, mix and shift all channels.
 
     What keeps the function is a closed group. Of a smaller one than is claimed, a random scale,
     shift or invertible matrix is outside with probability one, and so is a random reflection, since
@@ -197,7 +197,7 @@ def covering_values(sym: Symmetries, generator: torch.Generator) -> list[Values]
 
 
 def _apart(sym: Symmetries, generator: torch.Generator) -> list[Values]:
-    """Elements of signs and of groups of few units, of which any two move apart in one of them."""
+    """Return elements that separate any two signs or small permutation groups."""
     signs = [(k, u) for k, g in enumerate(sym.signs) if g.units <= _FEW for u in range(g.units)]
     orders = [k for k, g in enumerate(sym.permutations) if 1 < g.units <= _FEW]
     count = len(signs) + len(orders)
@@ -219,7 +219,7 @@ def _apart(sym: Symmetries, generator: torch.Generator) -> list[Values]:
 
 
 def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]:
-    """A random element of every group, a reflection where the group is orthogonal."""
+    """Draw an element of every linear group, a reflection for orthogonal groups."""
     result = []
     for group in sym.linear:
         if group.kind in ("orthogonal", "centred"):
@@ -232,20 +232,20 @@ def _random_mixings(sym: Symmetries, generator: torch.Generator) -> list[Tensor]
 
 
 def _patterns(count: int, generator: torch.Generator) -> Tensor:
-    """Two rows that say in which of two motions something moves: in at least one."""
+    """Draw two rows of bits, of which at least one is set in every column."""
     drawn = torch.randint(1, 4, (count,), generator=generator)
     return torch.stack([drawn % 2, drawn // 2])
 
 
 def _cycle(order: Tensor, swaps: bool) -> Tensor:
-    """Move every unit to the place of the next, and two units only if they are to change."""
+    """Move every unit to the position of the next; swap two units only if asked."""
     if len(order) == 2 and not swaps:
         return torch.arange(2)
     return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
 
 def _exchange(order: Tensor, swaps: bool) -> Tensor:
-    """Two units that follow each other in an order change places."""
+    """Exchange the first two units of an order; if there are only two, only if asked."""
     permutation = torch.arange(len(order))
     if len(order) > 2 or swaps:
         permutation[order[:2]] = order[:2].flip(0)
@@ -253,7 +253,7 @@ def _exchange(order: Tensor, swaps: bool) -> Tensor:
 
 
 def logit_shift(sym: Symmetries, generator: torch.Generator) -> Element:
-    """A random shift of the logits: a vector for the weight and a number for the bias."""
+    """Draw a shift of the logits: a vector for the weight and a number for the bias."""
     if sym.softmax_shift is None:
         raise ValueError("The network does not end in a layer whose outputs are its logits.")
     vector = torch.randn(sym.shapes[sym.softmax_shift.weight][1:], generator=generator)

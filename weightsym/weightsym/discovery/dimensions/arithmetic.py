@@ -1,4 +1,4 @@
-"""The three rules: sums need equal units, products multiply them, sums over rows use them up."""
+"""The three rules: addends share a unit, products multiply units, sums along rows cancel them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weightsym.discovery.dimensions.values import (
 
 # ------------------------------------------------------------ side by side
 def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Value:
-    """Give one unit and one motion to what is added, chosen from or compared entry by entry.
+    """Give one unit and one motion to operands that are added, chosen between or compared.
 
     Args:
         system: takes the ties and equations.
@@ -55,7 +55,7 @@ def _choices_of(value: Value) -> frozenset[bytes]:
 
 
 def gathered(system: System, value: Value, over: frozenset[int] | None = None) -> Value:
-    """The value with one label for all that a choice may take, where it is made along ``over``."""
+    """Merge the labels that a choice selects among into one, where the choice is along ``over``."""
     if not system.choices:
         return value
     factors = []
@@ -106,7 +106,7 @@ def _unify_two(system: System, a: Value, b: Value) -> Value:
 
 
 def _as_wide(system: System, value: Value, operand: Value) -> list[Factor]:
-    """The factors. As one where the other operand has one label for every entry."""
+    """Return the factors, merged into one if the other operand has one label per entry."""
     reach = frozenset[int]().union(*(x.dims for x in value.factors))
     if len(value.factors) > 1 and len(operand.factors) == 1 and operand.factors[0].dims == reach:
         return list(system.as_one_factor(value).factors)
@@ -114,7 +114,7 @@ def _as_wide(system: System, value: Value, operand: Value) -> list[Factor]:
 
 
 def _tied(system: System, x: Factor, y: Factor, is_partial: bool) -> Factor:
-    """Two factors over the same dimensions become one."""
+    """Merge two factors over the same dimensions into one."""
     rows = label_rows(x.labels, y.labels)
     rows = rows[rows[:, 0] != rows[:, 1]]
     if len(rows) and np.array_equal(np.unique(rows[:, 0]), np.unique(rows[:, 1])):
@@ -137,7 +137,7 @@ def _tied(system: System, x: Factor, y: Factor, is_partial: bool) -> Factor:
 def _meet_numbers(
     system: System, factors: Iterable[Factor], operand: Value, others: Sequence[Factor]
 ) -> None:
-    """Put what only one operand has beside the other's numbers."""
+    """Relate dimensions that only one operand has to the values of the other operand."""
     for factor in factors:
         inside = [y for y in operand.factors if y.dims and y.dims <= factor.dims]
         inside = [y for y in inside if not any(y.dims & z.dims for z in others)]
@@ -153,7 +153,7 @@ def _meet_numbers(
 
 
 def _across(system: System, a: Value, left: list[Factor], right: list[Factor]) -> list[Factor]:
-    """Factors over different dimensions, such as a column plus a row."""
+    """Combine factors over different dimensions, such as a column plus a row."""
     both = left + right
     wide = [x for x in both if all(y.dims <= x.dims for y in both)]
     if wide:
@@ -171,7 +171,7 @@ def _across(system: System, a: Value, left: list[Factor], right: list[Factor]) -
 
 # ------------------------------------------------------------ products
 def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
-    """``a * b ** power``: factors side by side. Nothing is tied until something needs it."""
+    """Multiply ``a * b ** power``, keeping all factors. Nothing is tied until a rule demands it."""
     ndim = max(len(a.shape), len(b.shape))
     a, b = met([with_dims(a, ndim), with_dims(b, ndim)])
     shape = torch.broadcast_shapes(a.shape, b.shape)
@@ -192,7 +192,7 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
 def sum_over(
     system: System, value: Value, dims: Iterable[int] | None, keepdim: bool = False
 ) -> Value:
-    """The sum along dimensions: their units must be one common unit, and their labels are gone."""
+    """Sum along dimensions. Their units must equal one common unit, and their labels vanish."""
     ndim = len(value.shape)
     over = frozenset(d % ndim for d in dims) if dims else frozenset(range(ndim))
     if value.constant is not None:
@@ -223,7 +223,7 @@ def sum_over(
 
 
 def _meeting(factors: Iterable[Factor]) -> list[list[Factor]]:
-    """Factors that share dimensions, directly or by others."""
+    """Group the factors that share dimensions, directly or through others."""
     groups: list[list[Factor]] = []
     for factor in factors:
         near = [g for g in groups if any(x.dims & factor.dims for x in g)]
@@ -234,7 +234,7 @@ def _meeting(factors: Iterable[Factor]) -> list[list[Factor]]:
 def _at_most_two(
     system: System, value: Value, factors: Sequence[Factor], idle: Sequence[Factor]
 ) -> Sequence[Factor]:
-    """A factor that is free, if there is one, and the product of the others where they are many."""
+    """Reduce factors to at most two: a free one, if any, and the product of the others."""
     if len(factors) <= 2:
         return factors
     free = [x for x in factors if x.is_free_beside(idle)][:1]
@@ -250,7 +250,7 @@ def _contract(
     over: frozenset[int],
     places: Sequence[Factor] = (),
 ) -> tuple[list[Factor], list[Factor]]:
-    """Two rows meet: their labels are the same, and their units cancel, or are those of a block.
+    """Contract two rows: their labels are tied, and their units cancel or leave those of a block.
 
     A weight that nothing has used takes up the units of what it is multiplied with. Where labels
     stand several times, ``places`` may tell where, as heads do beside values that they share.
@@ -279,7 +279,7 @@ def _contract(
 
 
 def _in_entries(system: System, x: Factor, rows: Ints) -> Factor:
-    """A label for every entry of a table whose labels meet all others, as those of circulants."""
+    """Label every entry of a table whose labels form a grid with others, as for circulants."""
     if len(x.dims) < 2 or not is_grid(rows) or len(x.labels.unique()) == x.labels.numel():
         return x
     entries = replace(x, labels=system.new(*x.labels.shape), axis=None, places=None)
@@ -291,7 +291,7 @@ def _in_entries(system: System, x: Factor, rows: Ints) -> Factor:
 def _use_up(
     system: System, x: Factor, idle: Sequence[Factor], over: frozenset[int]
 ) -> list[Factor]:
-    """One row is summed: all of it has one unit."""
+    """Sum along a row that no other row meets: all its entries share one unit."""
     outside = bool(x.dims - over)
     if x.is_free_beside(idle) and x.power == 1:
         system.stop(x)
@@ -311,7 +311,7 @@ def row_factor(
     balance: Sequence[Factor] = (),
     power: Fraction = Fraction(1),
 ) -> Factor:
-    """One new label for every distinct row along the dimensions that are summed over: a block."""
+    """Give one new label to every distinct row along the summed dimensions: a block."""
     shape = torch.broadcast_shapes(*(x.labels.shape for x in factors))
     full = torch.stack([x.labels.expand(shape) for x in factors])
     outer = [d + 1 for d in range(len(shape)) if d not in over]
@@ -332,7 +332,7 @@ def row_factor(
 
 
 def reduced(value: Value, factors: Iterable[Factor], over: frozenset[int], keepdim: bool) -> Value:
-    """A value of given factors without the dimensions that were summed over."""
+    """Return a value with the given factors, without the dimensions that were summed."""
 
     def narrowed(labels: Tensor) -> Tensor:
         for d in sorted(over, reverse=True):

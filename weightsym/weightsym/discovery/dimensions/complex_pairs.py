@@ -1,4 +1,4 @@
-"""Complex numbers that are moved, added and multiplied, written out as pairs of real ones.
+"""Complex numbers that are moved, added and multiplied, rewritten as pairs of real numbers.
 
 Rotary positions turn planes in both ways of writing: `view_as_complex(x) * turns`, and sums of
 products with cosines and sines.
@@ -22,7 +22,7 @@ _Pair = tuple[Node, Node]
 
 
 def in_pairs(graph: Graph, parameters: Collection[str]) -> None:
-    """Give `view_as_real` of complex numbers that are made of real ones what it returns.
+    """Replace `view_as_real` of complex numbers built from real ones by their real parts.
 
     Args:
         graph: is changed; what has no more users stays.
@@ -47,7 +47,7 @@ class _Pairs:
         self._pairs: dict[Node, _Pair] = {}
 
     def follow(self, node: Node) -> None:
-        """Find the parts of what an operation returns, or what has their place."""
+        """Find the real and imaginary parts of the result of an operation."""
         name = operation_of(node)
         pair = self._made(node, name) or self._combined(node, name) or self._moved(node, name)
         if pair is not None:
@@ -67,7 +67,7 @@ class _Pairs:
         return args if len(sizes) == 1 else None
 
     def _combined(self, node: Node, name: str) -> _Pair | None:
-        """The parts of sums and products, of which one operand at least has parts."""
+        """Return the parts of a sum or product with at least one operand whose parts are known."""
         has_pair = any(x in self._pairs for x in node.all_input_nodes)
         if name not in ("mul", "add", "sub") or node.kwargs or not has_pair:
             return None
@@ -96,7 +96,7 @@ class _Pairs:
         return a, b
 
     def _parts(self, x: Any) -> _Pair | None:
-        """The parts of an operand: those that are known, and those of complex constants."""
+        """Return the parts of an operand, if they are known or it is a complex constant."""
         if not isinstance(x, Node) or not x.meta["val"].is_complex():
             return None
         if x in self._pairs or x in self._moving:

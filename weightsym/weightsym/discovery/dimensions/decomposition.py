@@ -1,4 +1,4 @@
-"""Compound operations written out as others, each kind of call once for all networks."""
+"""Compound operations decomposed into simpler ones, cached by kind of call for all networks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LARGEST_STORE = 1024
 
 
 class Decomposed(NamedTuple):
-    """A program in few kinds of operations.
+    """A program with few kinds of operations.
 
     Attributes:
         graph: the operations; placeholders have the names that they have in the program.
@@ -62,7 +62,7 @@ class Decomposed(NamedTuple):
 
 
 def written_out(exported: ExportedProgram, rules: Mapping[Any, Callable[..., Any]]) -> Decomposed:
-    """Write the compound operations of a program out as sums, products and functions.
+    """Decompose the compound operations of a program into sums, products and functions.
 
     Args:
         exported: what `torch.export` says; nothing is read under the name that it had before it
@@ -96,7 +96,7 @@ def _inlined(
     graph: Graph, node: Node, fragment: _Fragment, results: Mapping[Node, Any],
     constants: dict[str, Any],
 ) -> tuple[Any, list[tuple[Node, Node]]]:  # fmt: skip
-    """Copy a fragment in the place of a node: what it returns, and what it writes into nodes."""
+    """Inline a fragment for a node. Return its result, and the nodes that it overwrites."""
     arguments = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, Node)]
     inner = list(fragment.module.graph.nodes)
     places = [n for n in inner if n.op == "placeholder"]
@@ -125,7 +125,7 @@ def _inlined(
 
 # ------------------------------------------------------------ one operation
 class _Fragment(NamedTuple):
-    """One operation: its graph, and the leaves and the structure of what it returns."""
+    """The decomposition of one operation: its graph, and the pytree of its result."""
 
     module: GraphModule
     results: Sequence[Any]
@@ -133,7 +133,7 @@ class _Fragment(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """All that a fragment depends on in a tensor."""
+    """The properties of a tensor on which a fragment depends."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -145,7 +145,7 @@ _fragments: dict[object, _Fragment] = {}
 
 
 def _fragment_of(node: Node, rules: Mapping[Any, Callable[..., Any]]) -> _Fragment | None:
-    """The fragment of a call that is written out. None for others, and where that is impossible."""
+    """Return the decomposition of a call, or None if it has none."""
     functions, table = _decompositions()
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload):
@@ -167,7 +167,7 @@ def _fragment_of(node: Node, rules: Mapping[Any, Callable[..., Any]]) -> _Fragme
 
 
 def _input(x: Any) -> Any:
-    """An argument as a fragment knows it: numbers as they are, tensors by their shapes."""
+    """Describe an argument of a fragment: numbers by value, tensors by shape."""
     val = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(val, Tensor) or not all(isinstance(n, int) for n in val.shape):
         return x  # also a tensor whose sizes depend on numbers
@@ -219,7 +219,7 @@ def _traced(
     "weightsym::product", mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
 )
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Stand for `matmul` while calls of it are recorded."""
+    """Replace `matmul` while its calls are recorded."""
     return torch.matmul(x, y)
 
 
@@ -237,7 +237,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @contextmanager
 def _replaced(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Let other functions compute composite operations, also where these are called in others."""
+    """Replace the kernels of composite operations, including calls inside other operations."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     before = {operation: operation.py_kernels.get(key) for operation in kernels}
     try:
@@ -255,14 +255,14 @@ def _replaced(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 # ------------------------------------------------------------ tables
 @functools.cache
 def _decompositions() -> tuple[Mapping[Any, Callable[..., Any]], Mapping[Any, Callable[..., Any]]]:
-    """Functions that operations of a program are replaced by, and those that these call."""
+    """Return the decompositions of a program's operations, and of the operations inside those."""
     ours = {**get_decompositions(_WRITTEN_OUT), **IN_OTHERS}
     table = {op: f for op, f in default_decompositions().items() if not _is_composite(op)} | ours
     return ours, {op: f for op, f in table.items() if op not in _AS_THEY_ARE}
 
 
 def _is_composite(operation: Any) -> bool:
-    """True for an operation that PyTorch itself computes by others."""
+    """Return whether PyTorch itself computes an operation by other operations."""
     has_kernel: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
         operation.name(), "CompositeImplicitAutograd"
     )
@@ -286,12 +286,12 @@ def _addmm(
 
 
 def _softmax_of_some(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """A softmax of rows that hold one number at least that is not minus infinity."""
+    """Softmax of rows with at least one finite entry."""
     return torch.softmax(x, dim, dtype=dtype)
 
 
 def _log_of_sum(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """The logarithm of a sum of exponentials of numbers that are not all minus infinity."""
+    """Log-sum-exp of values that are not all minus infinity."""
     largest = x.amax(dim, keepdim=True)
     result = (x - largest).exp().sum(dim, keepdim=True).log() + largest
     return result if keepdim else result.squeeze(dim)
@@ -319,7 +319,7 @@ def _batch_norm(
     x: Tensor, gain: Tensor | None, bias: Tensor | None, mean: Tensor | None,
     variance: Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool,
 ) -> Any:  # fmt: skip
-    """A batch norm that says what it writes."""
+    """A batch norm that declares the buffers that it writes."""
     if not training:
         statistics = (mean, variance, momentum, eps)
         return aten._native_batch_norm_legit_no_training(x, gain, bias, *statistics)[0]
@@ -334,7 +334,7 @@ def _batch_norm(
 
 
 def _largest(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The largest numbers and their places, one of which nobody may read."""
+    """The largest values and their indices, at most one of which may be read."""
     return x.amax(dim, keepdim), x.argmax(dim, keepdim)
 
 

@@ -1,4 +1,4 @@
-"""Permutations: automorphisms of one coloured graph of operations, tensors and labels.
+"""Permutations as automorphisms of one coloured graph of operations, tensors and labels.
 
 Labels that move as one are one vertex. Twins, vertices with the same neighbours, may change places;
 they are collapsed. In what remains, colour refinement splits vertices into cells, and in a cell the
@@ -31,14 +31,14 @@ _LONGEST_EXCHANGE = 4000
 
 
 class Exchange(NamedTuple):
-    """Units that may change places: by unit its vertices, in corresponding order."""
+    """Units that may be exchanged: the vertices of every unit, in corresponding order."""
 
     units: list[list[int]]
     is_block: bool
 
 
 class Exchanges(NamedTuple):
-    """All exchanges, the class of every label, the number of classes, and what was not searched.
+    """All exchanges, the class of every label, the number of classes, and the unsearched classes.
 
     That is by class the reason why exchanges of it, and of those like it, may be missing.
     """
@@ -50,7 +50,7 @@ class Exchanges(NamedTuple):
 
 
 class _Star(NamedTuple):
-    """Edges of one colour from a vertex to several others, each once."""
+    """Edges of one colour from a vertex to several distinct others."""
 
     centre: int
     colour: int
@@ -73,7 +73,7 @@ class _Graph(NamedTuple):
 
 
 def exchanges(reading: Reading) -> Exchanges:
-    """Find the units of a network that may change places."""
+    """Find the exchangeable units of a network."""
     graph = _graph_of(reading)
     placed = np.zeros(len(graph.colours), bool)
     for parameter in reading.parameters.values():
@@ -105,7 +105,7 @@ def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
 
 
 def signatures(system: System) -> Hashes:
-    """A hash of how every label is tied to others: labels in one role have the same."""
+    """Hash how every label is tied to others. Labels with the same role have the same hash."""
     facts: list[tuple[Ints, object]] = [(t.pairs, (k, "tie")) for k, t in enumerate(system.ties)]
     facts += [(pairs, relation) for relation, pairs in system.relations]
     edges = [_edge(pairs[:, 0], pairs[:, 1], colour) for pairs, colour in facts]
@@ -170,12 +170,12 @@ def _code(colour: object) -> int:
 
 
 def _distinct(edges: Ints) -> Ints:
-    """Edges each once, by their hashes."""
+    """Return the distinct edges, compared by their hashes."""
     return edges[np.unique(mix(*edges.T), return_index=True)[1]]
 
 
 def _sums_of_sums(reading: Reading) -> dict[Node, Node]:
-    """Sums that only go into another sum of the same size are part of it, but for biases."""
+    """Map sums whose only use is another sum of the same size to that sum, except for biases."""
     into: dict[Node, Node] = {}
     for node in reversed(reading.operations):
         users = list(node.users)
@@ -243,14 +243,14 @@ def _edges_of_operations(
 
 
 def _operands(node: Node) -> Sequence[Any]:
-    """The arguments of an operation, and those in the lists that it takes."""
+    """List the arguments of an operation, including those inside lists."""
     return leaves_of((node.args, node.kwargs))
 
 
 def _stars(
     reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
 ) -> Iterator[_Star]:
-    """From operations to the classes that pass them, and from tensors to those of their axes."""
+    """Yield edges from operations to the classes of operands, and from tensors to their axes."""
     centres: dict[int, Ints] = {}
     passing: dict[tuple[int, str], dict[int, Ints]] = defaultdict(dict)
     for touch in reading.touched:
@@ -294,7 +294,7 @@ def _twins(graph: _Graph) -> list[list[int]]:
 
 
 def _alike(vertices: Ints, hashes: Hashes) -> list[list[int]]:
-    """Several vertices with one hash each, in order of the hashes."""
+    """Group vertices by equal hashes, in the order of the hashes, without groups of one vertex."""
     order = vertices[np.argsort(hashes[vertices], kind="stable")]
     first = np.flatnonzero(starts(hashes[order]))
     last = np.r_[first, len(order)][1:]
@@ -303,7 +303,7 @@ def _alike(vertices: Ints, hashes: Hashes) -> list[list[int]]:
 
 
 def _stable(edges: Ints, colours: Hashes) -> Hashes:
-    """Colours of vertices by those of their neighbours, again and again, until none is split."""
+    """Refine the colours of vertices by those of their neighbours until no class is split."""
     cells = 0
     while True:
         _, cell, size = np.unique(colours, return_inverse=True, return_counts=True)
@@ -317,7 +317,7 @@ def _stable(edges: Ints, colours: Hashes) -> Hashes:
 
 # ------------------------------------------------------------ larger exchanges
 class _ExchangeSearch:
-    """Exchanges of the graph whose twins are collapsed."""
+    """The search for exchanges in the graph whose twins are collapsed."""
 
     def __init__(
         self, graph: _Graph, representative: Ints, multiplicity: Hashes, placed: NDArray[np.bool_]
@@ -345,14 +345,14 @@ class _ExchangeSearch:
         self._is_cut = False
 
     def _next(self, v: int) -> set[tuple[int, int, int]]:
-        """The edges of a vertex: colour, direction, and the other end."""
+        """Return the edges of a vertex as triples of colour, direction and other end."""
         if v not in self._known:
             first, last = np.searchsorted(self._beside[0], [v, v + 1])
             self._known[v] = {*zip(*self._beside[1:, first:last].tolist(), strict=True)}
         return self._known[v]
 
     def _refined(self, graph: _Graph, multiplicity: Hashes) -> Hashes:
-        """Colours that tell apart what has other neighbours, of how many vertices each is one.
+        """Refine the colours by the neighbours and by the number of twins that a vertex represents.
 
         First operations and tensors among themselves: these are few, and one layer tells the next.
         """
@@ -366,7 +366,7 @@ class _ExchangeSearch:
         return colours
 
     def exchanges(self) -> list[list[list[int]]]:
-        """Units of every exchange, each exchange once.
+        """Return the units of every exchange, without repetition.
 
         Exchanges that are known connect vertices of a cell, of which one is enough, and carry what
         is found among these to all others.
@@ -385,7 +385,7 @@ class _ExchangeSearch:
         return families.units
 
     def _merged(self, level: list[int], families: _Families) -> list[int]:
-        """One vertex of each family that a smallest exchange connects. Families are noted."""
+        """Return a vertex of each family that a smallest exchange connects. Note the families."""
         first, smallest, self._is_cut = level[0], _LONGEST_EXCHANGE, False
         images: dict[int, dict[int, int] | None] = {}
         for v in level[1:]:  # none that is longer than one before it counts
@@ -419,7 +419,7 @@ class _ExchangeSearch:
             families.add(units)
 
     def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
-        """The smallest exchange that maps one vertex to another, if it moves at most so many."""
+        """Return the smallest exchange from one vertex to another, or None if it moves too many."""
         image = {u: v, v: u}
         pending = [(u, v)]
         while pending:
@@ -439,7 +439,7 @@ class _ExchangeSearch:
     def _extended(
         self, image: dict[int, int], pairs: Sequence[tuple[int, int]], most: int
     ) -> list[tuple[int, int]] | None:
-        """Add pairs to an exchange. Those that are new, or None where they contradict it."""
+        """Add pairs to an exchange and return the new ones, or None if they contradict it."""
         new = []
         for x, y in pairs:
             if image.get(x) == y:
@@ -453,7 +453,7 @@ class _ExchangeSearch:
         return new
 
     def _forced(self, a: int, b: int, image: dict[int, int]) -> list[tuple[int, int]] | None:
-        """Find what must change places, too, so that neighbours of one are those of the other."""
+        """Return the further pairs to exchange so that the neighbours of a and b correspond."""
         ours, theirs = self._next(a), self._next(b)
         left = [t for t in ours if (t[0], t[1], image.get(t[2], t[2])) not in theirs]
         right = [t for t in theirs if (t[0], t[1], image.get(t[2], t[2])) not in ours]
@@ -472,7 +472,7 @@ class _ExchangeSearch:
 
 
 class _Families:
-    """Exchanges that are known, each once.
+    """The known exchanges, without repetition.
 
     Attributes:
         units: of every exchange.
@@ -484,7 +484,7 @@ class _Families:
         self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def add(self, units: list[list[int]]) -> None:
-        """Add an exchange, and those that the known ones turn it into."""
+        """Add an exchange, and its images under the known ones."""
         pending = [units]
         while pending:
             units = pending.pop()
@@ -499,7 +499,7 @@ class _Families:
             self._known.add(as_sets)
 
     def _images(self, units: list[list[int]]) -> Iterator[list[list[int]]]:
-        """The exchange in all other places to which a known one takes it as a whole."""
+        """Yield the other images of an exchange under known exchanges that move it as a whole."""
         flat = [v for unit in units for v in unit]
         for k, met in self._met(flat).items():
             if len(set(met.values())) == 1:
@@ -509,7 +509,7 @@ class _Families:
                     yield [[image.get(v, v) for v in unit] for unit in units]
 
     def _met(self, vertices: Iterable[int]) -> dict[int, dict[int, int]]:
-        """By exchange that moves some vertices, the unit of each that it moves."""
+        """Return the units to which vertices belong, by the exchange that moves them."""
         met: dict[int, dict[int, int]] = defaultdict(dict)
         for v in vertices:
             for k, j in self._places.get(v, ()):
@@ -517,7 +517,7 @@ class _Families:
         return met
 
     def representatives(self, cell: Iterable[int]) -> list[int]:
-        """The vertices of a cell that are left if one unit stands for all of every exchange."""
+        """Return the vertices of a cell that remain with one unit for all units of an exchange."""
         left = dict.fromkeys(cell)
         for k, met in sorted(self._met(left).items()):
             inside = Counter(j for v, j in met.items() if v in left)
@@ -527,7 +527,7 @@ class _Families:
         return [*left]
 
     def connect(self, level: list[int]) -> bool:
-        """Tell whether vertices are one of each unit of an exchange."""
+        """Return whether the vertices are one from each unit of an exchange."""
         return any(
             len(met) == len(level) == len(self.units[k]) == len(set(met.values()))
             for k, met in self._met(level).items()
@@ -535,7 +535,7 @@ class _Families:
 
 
 def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> list[list[list[int]]]:
-    """Exchanges that make up a group of as many elements as they have together.
+    """Select exchanges that generate a group whose order is the product of their orders.
 
     Each must leave every unit of another one as it is, or take them all elsewhere: so do rows and
     columns, and heads with what is in them. Or it must turn one that is known into another, as
@@ -559,7 +559,7 @@ def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> li
 
 
 def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -> bool:
-    """Tell whether two exchanges make up a group of as many elements as both have."""
+    """Return whether two exchanges generate a group whose order is the product of theirs."""
     effects = _effects(units, other, known)
     if None in effects:
         return False
@@ -567,7 +567,7 @@ def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -
 
 
 def _effects(units: list[list[int]], other: list[list[int]], known: set[Family]) -> set[str | None]:
-    """What the exchanges of units make of another exchange, None where they tear it apart."""
+    """Return the effects of some exchanges on another, with None for one that tears it apart."""
     effects, place = set[str | None](), {x: j for j, unit in enumerate(other) for x in unit}
     for unit in units[1:]:
         image = dict(zip([*units[0], *unit], [*unit, *units[0]], strict=True))
@@ -583,7 +583,7 @@ def _effects(units: list[list[int]], other: list[list[int]], known: set[Family])
 
 
 def _side(image: dict[int, int], v: int) -> list[int]:
-    """The half of an exchange in which a vertex lies, in order of discovery."""
+    """Return the half of an exchange that contains a vertex, in order of discovery."""
     order = list(image)
     parity = order.index(v) % 2
     return [order[k + parity] for k in range(0, len(order), 2)]

@@ -1,4 +1,4 @@
-"""Numbers mixed into 64 bits, so that sets can be compared by the sums of their hashes."""
+"""Hashes of 64 bits, so that sets can be compared by the sums of their hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Hashes: TypeAlias = NDArray[np.uint64]
 
 
 def mix(*columns: Any) -> Hashes:
-    """One hash of several numbers, by row."""
+    """Hash the rows of several columns."""
     h: Any = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         for column in columns:
@@ -24,5 +24,5 @@ def mix(*columns: Any) -> Hashes:
 
 
 def code_of(x: object) -> int:
-    """A number for anything that can be printed."""
+    """Hash the `repr` of an object."""
     return int.from_bytes(hashlib.blake2b(repr(x).encode(), digest_size=8).digest(), "little")

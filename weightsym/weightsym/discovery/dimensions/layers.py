@@ -1,4 +1,4 @@
-"""Layers that are kept whole: convolutions, norms with statistics, tables, extremes."""
+"""Layers with rules of their own: convolutions, norms with statistics, embeddings, extrema."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from weightsym.discovery.dimensions.values import Factor, Value, compress, with_
 
 
 def only_moving(value: Value) -> Value:
-    """The value without units: what is known to be one of them."""
+    """Return the value without units, which are known to be one."""
     factors = tuple(p.without_units() for p in value.factors)
     return replace(value, factors=factors, constant=None)
 
 
 def contract(system: System, a: Value, b: Value) -> Value:
-    """Products of matrices and vectors. Leading dimensions broadcast."""
+    """Multiply matrices and vectors, broadcasting the leading dimensions."""
     if len(a.shape) == 1:
         return squeezed(contract(system, unsqueezed(a, 0), b), max(len(b.shape) - 2, 0))
     if len(b.shape) == 1:
@@ -39,7 +39,7 @@ def contract(system: System, a: Value, b: Value) -> Value:
 
 
 def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
-    """A product over channels, group by group. Positions of a kernel stay in their places."""
+    """Convolve: a product over channels in each group. Kernel positions stay fixed."""
     x, weight, bias, *_, transposed, _, groups = args
     space = len(x.shape) - 2
     batch, channels = x.shape[:2]
@@ -64,14 +64,14 @@ def convolution(system: System, size: Any, args: Sequence[Any]) -> Value:
 
 
 def _in_groups(weight: Value, *rows: int) -> Value:
-    """A matrix whose rows are those of groups. Equal rows of a constant stay so."""
+    """View a weight as one matrix per group. Equal rows of a constant remain equal."""
     shape, varies = (1, *rows, weight.shape[1]), weight.varies
     along = [n > 1 and varies[d] for n, d in zip(shape, (0, 0, 0, 1), strict=True)]
     return weight.moved(shape, lambda t: t.expand(weight.shape).reshape(shape), along)
 
 
 def _without_space(system: System, value: Value, space: int) -> Value:
-    """Rows of positions in place of entries: all entries of a row have one unit."""
+    """Merge the positions of every row, whose entries then share one unit."""
     factors = []
     over = frozenset(range(2, len(value.shape)))
     for factor in value.factors:
@@ -88,7 +88,7 @@ def _without_space(system: System, value: Value, space: int) -> Value:
 
 # ------------------------------------------------------------ norms
 def _per_channel(value: Value, ndim: int) -> Value:
-    """A vector beside the channels of an activation."""
+    """Broadcast a vector of channels to an activation of ``ndim`` dimensions."""
     after = (1,) * (ndim - 2)
     factors = tuple(p.on(lambda t: t.reshape(1, -1, *after)) for p in value.factors)
     return Value(
@@ -100,7 +100,7 @@ def batch_norm(
     system: System, x: Value, gain: Value | None, bias: Value | None, mean: Value, var: Value,
     is_fixed: bool = False,
 ) -> Value:  # fmt: skip
-    """Statistics move with their channels and keep their units, so that no scale comes in.
+    """Normalise by running statistics, which move with their channels without changing units.
 
     Signs pass; the gain carries the scale of what follows. As a fixed map, a scale may come in: it
     passes, and the mean has it, too.
@@ -118,7 +118,7 @@ def batch_norm(
 
 
 def group_norm(system: System, args: Sequence[Any]) -> Value:
-    """Normalised by rows of channels and places."""
+    """Normalise groups of channels over channels and positions."""
     x, gain, bias, batch, channels, places, groups, *_ = args
     rows = reshaped(x, batch, groups, channels // groups, places)
     y = reshaped(_normalised(system, rows, [2, 3]), *x.shape)
@@ -126,12 +126,12 @@ def group_norm(system: System, args: Sequence[Any]) -> Value:
 
 
 def norm_by_places(system: System, x: Value, gain: Value | None, bias: Value | None) -> Value:
-    """Normalised by examples and places, channel by channel."""
+    """Normalise every channel over examples and positions."""
     return _affine(system, _normalised(system, x, _all_but_channels(x)), gain, bias)
 
 
 def statistics(system: System, x: Value) -> tuple[Value, Value]:
-    """Means and variances of channels."""
+    """Return the means and variances of the channels."""
     dims = _all_but_channels(x)
     return sum_over(system, x, dims), variance(system, x, dims, False, False)
 
@@ -171,7 +171,7 @@ def _normalised(system: System, x: Value, dims: Iterable[int]) -> Value:
 def variance(
     system: System, x: Value, dims: Sequence[int] | None, keepdim: bool, is_root: bool
 ) -> Value:
-    """The mean square of what is left of a mean, or its root."""
+    """Return the variance or the standard deviation."""
     dims = list(dims) if dims is not None else list(range(len(x.shape)))
     sum_over(system, x, dims)  # the mean
     total = sum_over(system, _squared(system, x), dims, keepdim)
@@ -185,7 +185,7 @@ def variance(
 
 # ------------------------------------------------------------ others
 def embedding(system: System, table: Value, index: Value, size: Any) -> Value:
-    """Rows of a table by number: rows stay, what lies along them passes."""
+    """Look up rows of a table by index: its rows are fixed, its columns are passed on."""
     factors = []
     for factor in table.factors:
         if 0 in factor.dims:
@@ -198,7 +198,7 @@ def embedding(system: System, table: Value, index: Value, size: Any) -> Value:
 
 
 def extreme(system: System, value: Value, dims: Sequence[int] | int, keepdim: bool) -> Value:
-    """The largest or smallest along dimensions: scales pass, signs do not."""
+    """The maximum or minimum along dimensions, which scales commute with and signs do not."""
     ndim = len(value.shape)
     listed = [dims] if isinstance(dims, int) else list(dims)
     over = frozenset(d % ndim for d in listed) or frozenset(range(ndim))
@@ -215,7 +215,7 @@ def extreme(system: System, value: Value, dims: Sequence[int] | int, keepdim: bo
 
 
 def moved_along(value: Value, image: dict[int, int], size: Any, scales: bool, signs: bool) -> Value:
-    """The value after an operation that takes dimensions where a probe has seen them."""
+    """Permute the dimensions of a value as a probe has observed."""
     factors: list[Factor] = []
     for factor in value.factors:
         source = sorted(factor.dims, key=lambda d: image[d])

@@ -1,4 +1,4 @@
-"""Matrices: rows that only move, are summed with themselves and contracted with their duals."""
+"""Matrix symmetries: rows that only move, are summed and are contracted with their duals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightsym.groups.placements import LinearKind
 
 
 class Space(NamedTuple):
-    """Channels that one matrix mixes.
+    """Channels that one invertible matrix mixes.
 
     Attributes:
         kind: the group of matrices.
@@ -30,7 +30,7 @@ class Space(NamedTuple):
 
 
 def spaces(reading: Reading, exchanges: Exchanges, scales: Units, signs: Units) -> list[Space]:
-    """The channels that matrices mix. Rows that share their signs are one space."""
+    """Find the spaces of channels that matrices mix. Rows with the same signs form one space."""
     marked = {
         name: _marked(reading.system.marks.get(name, []), exchanges)
         for name in ("apart", "ones", "numbers")
@@ -67,7 +67,7 @@ def _planes(
     reading: Reading, exchanges: Exchanges, marked: dict[str, NDArray[np.bool_]],
     label_of: dict[int, int], scales: Units, signs: Units,
 ) -> list[Space]:  # fmt: skip
-    """Channels that a shuffle of themselves is added to: complex numbers."""
+    """Find the channels that are added to a permutation of themselves, as complex numbers are."""
     if not reading.system.planes:
         return []
     labels = np.unique(np.concatenate(reading.system.planes), axis=0)
@@ -92,7 +92,7 @@ def _row(
     units: Sequence[Sequence[int]], every: Sequence[Sequence[int]], apart: NDArray[np.bool_],
     ones: NDArray[np.bool_], label_of: dict[int, int], scales: Units, signs: Units,
 ) -> tuple[LinearKind, tuple[object, list[int]]] | None:  # fmt: skip
-    """The kind of the matrices that mix some units, what tells them from others, and their order.
+    """Return the kind of matrices that mix some units, a key of their space, and their order.
 
     Units of several rows correspond where they share a sign.
     """

@@ -20,7 +20,7 @@ Codes = list[tuple[Tensor, bool]]
 
 
 class _Use(NamedTuple):
-    """The moves after which a product, or a convolution by groups, reads a tensor.
+    """The moves between a tensor and the product or grouped convolution that reads it.
 
     ``lead`` dimensions of what it reads count matrices.
     """
@@ -31,7 +31,7 @@ class _Use(NamedTuple):
 
 
 class _Stack(NamedTuple):
-    """The places of the entries of a tensor then."""
+    """The positions of a tensor's entries after those moves."""
 
     places: Tensor
     lead: int
@@ -39,7 +39,7 @@ class _Stack(NamedTuple):
 
 
 def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str, Codes]:
-    """Factors of tensors that products read as stacks of matrices, and of tables beside them."""
+    """Return the label codes of tensors that are read as stacks of matrices, or beside such."""
     moved: dict[Node, tuple[str, tuple[Node, ...]]] = {}
     uses: dict[str, list[_Use]] = {}
     tensors: dict[str, Tensor] = {}
@@ -66,13 +66,13 @@ def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str
 
 
 def _codes_of_table(tensor: Tensor) -> Codes:
-    """A number for every entry, and one for every row."""
+    """Number every entry and every row."""
     rows = torch.arange(len(tensor)).reshape(-1, *(1,) * (tensor.ndim - 1))
     return [(torch.arange(tensor.numel()).reshape(tensor.shape), False), (rows, True)]
 
 
 def _picked(node: Node) -> tuple[Any, Any]:
-    """A tensor whose first dimension is picked by a computed index, and the index."""
+    """Return the tensor whose first dimension a computed index selects from, and the index."""
     name, args = operation_of(node), node.args
     if name == "index":
         indices: Any = args[1]
@@ -106,7 +106,7 @@ def _follow(
 
 
 def _is_piece(node: Node, moves: Sequence[Node]) -> bool:
-    """Tell whether moves have left a part of a tensor."""
+    """Return whether the moves select a part of a tensor."""
     whole: Any = moves[0].args[0] if moves else node
     return node.meta["val"].numel() < whole.meta["val"].numel()
 
@@ -118,7 +118,7 @@ def _add(
 
 
 def _stacks(tensor: Tensor, uses: Iterable[_Use]) -> list[_Stack]:
-    """The places of entries in all uses, each once."""
+    """List the positions of entries in all uses, without repetition."""
     stacks: list[_Stack] = []
     for moves, lead, groups in uses:
         index = torch.arange(tensor.numel()).reshape(tensor.shape)
@@ -147,7 +147,7 @@ def _moved(node: Node, index: Any) -> Any:
 
 
 def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
-    """None where the tensor is one matrix, or is not read exactly once."""
+    """Return the codes of a stack. None for a single matrix, or one not read exactly once."""
     is_matrix = tensor.ndim < 3 and not any(u.lead for u in uses)
     if is_matrix and len({_words(u) for u in uses}) == 1:
         return None
@@ -187,7 +187,7 @@ def _codes_of_stacks(tensor: Tensor, uses: Sequence[_Stack]) -> Codes | None:
 
 
 def _code(tensor: Tensor, uses: Sequence[_Stack], dims: Sequence[int]) -> Tensor:
-    """A number for every place that says where it stands along some dimensions of its use."""
+    """Encode the position of every entry along some dimensions of its use."""
     result = torch.full((tensor.numel(),), -1)
     for k, use in enumerate(uses):
         code = torch.full((), k)

@@ -1,4 +1,4 @@
-"""Operations that only move numbers: executed on labels."""
+"""Operations that only move entries, executed on labels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MOVES = RESHAPES | UNCHANGED | frozenset(
 
 
 class Unfollowed(Exception):
-    """Why labels cannot be followed through an operation. They are held fixed."""
+    """An operation through which labels cannot be followed. Its operands are fixed."""
 
 
 def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any]) -> Any:
-    """Execute a move on the labels of its operand."""
+    """Execute a data movement on the labels of its operand."""
     name, value, size = operation_of(node), args[0], node.meta["val"]
     if name in UNCHANGED:
         return value
@@ -49,7 +49,7 @@ def move(system: System, node: Node, args: Sequence[Any], named: dict[str, Any])
 
 
 def _is_emptied(value: Value, args: Sequence[Any], size: Tensor) -> bool:
-    """Tell whether a slice, such as ``x[:, 1:]``, is empty because an example is short.
+    """Return whether a slice, such as ``x[:, 1:]``, is empty only because an example is short.
 
     What another example would leave there moves as before. Channels are as many in all of them.
     """
@@ -64,7 +64,7 @@ def _reshaped(value: Value, shape: Sequence[int]) -> Value:
     pieces = _pieces_of_view(value.shape, shape)
 
     def reshape(labels: Tensor) -> Tensor:
-        """The labels in another shape, of size 1 along pieces in which they do not change."""
+        """Reshape labels, with size 1 along pieces in which they are constant."""
         wide, new = list(labels.shape), [1] * len(shape)
         for before, after in pieces:
             if len(pieces) == 1 or any(labels.shape[d] > 1 for d in before):
@@ -78,7 +78,7 @@ def _reshaped(value: Value, shape: Sequence[int]) -> Value:
 
 
 def _pieces_of_view(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Dimensions of two shapes that hold the same numbers, piece by piece, from the first on."""
+    """Split two shapes of the same entries into corresponding pieces of dimensions, in order."""
     pieces, before, after = [], list(range(len(old))), list(range(len(new)))
     if 0 in old or math.prod(old) != math.prod(new):
         return [(before, after)]
@@ -115,7 +115,7 @@ def _function(
 
 
 def _padded(labels: Tensor, shape: Sequence[int], amounts: Sequence[int]) -> Tensor:
-    """Zeros around labels. Along dimensions without labels they are entries like all others."""
+    """Pad labels with zeros. Dimensions without labels remain unlabelled."""
     pairs = [amounts[k : k + 2] for k in range(0, len(amounts), 2)]
     widths = []
     for d, (before, after) in zip(range(len(shape) - 1, -1, -1), pairs, strict=False):
@@ -138,7 +138,7 @@ def _pieces(
 
 
 def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tensor]) -> Value:
-    """The value after a move, which is executed on one axis at a time.
+    """Apply a data movement to a value, one axis at a time.
 
     Along which dimensions of the result may numbers differ, and which positions come to stand among
     the entries of a label?
@@ -155,7 +155,7 @@ def _moved(value: Value, shape: Sequence[int], function: Callable[[Tensor], Tens
 
 
 def _among(factor: Factor, positions: Sequence[Tensor]) -> Factor:
-    """The factor, with what stands along its own dimensions."""
+    """Return the factor with positions along its own dimensions."""
     for positions_along in positions:
         if any(positions_along.shape[d] > 1 for d in factor.dims):
             before = factor.places if factor.places is not None else 0
@@ -166,7 +166,7 @@ def _among(factor: Factor, positions: Sequence[Tensor]) -> Factor:
 
 
 def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
-    """Give channels of their own to what is broadcast and then flattened into channels."""
+    """Give new labels to the copies of a broadcast dimension that is flattened into channels."""
     for d, n in enumerate(value.shape):
         if n > 1 and not value.varies[d] and not _stays(value, d, shape):
             factors = tuple(_copied(system, value, f, d, n, shape) for f in value.factors)
@@ -189,7 +189,7 @@ def _copied(
 
 
 def _stays(value: Value, d: int, shape: Sequence[int]) -> bool:
-    """Tell whether a dimension is one dimension of the new shape, too."""
+    """Return whether a dimension remains a single dimension of the new shape."""
     before, after = next(p for p in _pieces_of_view(value.shape, shape) if d in p[0])
     sizes = [value.shape[k] for k in before], [shape[k] for k in after]
     wide, new = ([n for n in size if n > 1] for size in sizes)
@@ -211,7 +211,7 @@ def _labels_of(value: Value) -> Tensor:
 
 # ------------------------------------------------------------ dimensions
 def unsqueezed(value: Value, d: int) -> Value:
-    """A new dimension of size 1."""
+    """Insert a dimension of size 1."""
     shape, varies = list(value.shape), list(value.varies)
     shape.insert(d, 1)
     varies.insert(d, False)
@@ -221,7 +221,7 @@ def unsqueezed(value: Value, d: int) -> Value:
 
 
 def squeezed(value: Value, d: int) -> Value:
-    """The value without a dimension of size 1."""
+    """Remove a dimension of size 1."""
     shape, varies = list(value.shape), list(value.varies)
     del shape[d], varies[d]
     return Value(tuple(shape), tuple(p.on(lambda t: t.squeeze(d)) for p in value.factors), None,
@@ -229,14 +229,14 @@ def squeezed(value: Value, d: int) -> Value:
 
 
 def reshaped(value: Value, *shape: int) -> Value:
-    """The value in another shape, all of whose dimensions vary."""
+    """Reshape a value, all of whose dimensions vary."""
     return value.moved(
         shape, lambda t: t.expand(value.shape).reshape(shape), [n > 1 for n in shape]
     )
 
 
 def expand(value: Value, shape: Sequence[int]) -> Value:
-    """The value broadcast to a shape. It does not vary along what is new."""
+    """Broadcast a value to a shape. It is constant along the new dimensions."""
     value = with_dims(value, len(shape))
     constant = None if value.constant is None else value.constant.expand(tuple(shape))
     varies = tuple(v and value.shape[d] > 1 for d, v in enumerate(value.varies))
@@ -245,7 +245,7 @@ def expand(value: Value, shape: Sequence[int]) -> Value:
 
 # ------------------------------------------------------------ concatenation
 def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value:
-    """Values one behind the other: their labels, too."""
+    """Concatenate values and their labels."""
     ndim = len(shape)
     varies = [any(v.varies[k] for v in values) or k == d for k in range(ndim)]
     full = [v for v in values if not v.is_zero]
@@ -266,7 +266,7 @@ def join(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) 
 def _joined_beside_others(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
 ) -> Value | None:
-    """Rows of parameters, one part along the dimension, beside rows of data, which have none."""
+    """Concatenate rows of parameters with rows of data, which have no labels along them."""
     along = [[p for p in v.factors if d in p.dims] for v in values]
     rows = [p for row in along for p in row]
     others = [replace(v, factors=tuple(p for p in v.factors if d not in p.dims)) for v in values]
@@ -286,7 +286,7 @@ def _joined_beside_others(
 def _joined_entry_by_entry(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
 ) -> Factor | None:
-    """One label for every entry. Nothing where no value has any, and none of them is zero."""
+    """Concatenate with one label per entry. None if no value has labels and none is zero."""
     values = [system.as_one_factor(v) for v in values]
     powers = {(p.power, p.parity) for v in values for p in v.factors}
     if not powers and not any(v.is_zero for v in values):
@@ -307,7 +307,7 @@ def _joined_entry_by_entry(
 
 
 def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
-    """The places of entries of one label. Those of data and of constants are others in each piece.
+    """Return the positions of entries that share a label. Data and constants differ by piece.
 
     Constants that are equal are at one place.
     """
@@ -329,7 +329,7 @@ def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
 
 
 def _with_copies(system: System, factor: Factor, pieces: Sequence[Tensor], d: int) -> Factor:
-    """Give a label of its own in each piece to what stands in several."""
+    """Give labels that occur in several pieces a new label in each piece."""
     distinct = [torch.unique(piece[piece > 0]) for piece in pieces]
     if sum(map(len, distinct)) == len(torch.unique(torch.cat(distinct))):
         return factor
@@ -343,7 +343,7 @@ def _with_copies(system: System, factor: Factor, pieces: Sequence[Tensor], d: in
 
 
 def _first_of(value: Value, d: int) -> Value:
-    """The first entries along a dimension without labels."""
+    """Return the first entry along a dimension without labels."""
     shape, varies = list(value.shape), list(value.varies)
     shape[d], varies[d] = 1, False
     return Value(tuple(shape), value.factors, None, tuple(varies))
@@ -352,7 +352,7 @@ def _first_of(value: Value, d: int) -> Value:
 def _joined_one_by_one(
     system: System, values: Sequence[Value], d: int, shape: Sequence[int]
 ) -> Value | None:
-    """Several factors each, over the same dimensions: each is joined, or is the same for all."""
+    """Concatenate values with several factors over the same dimensions, factor by factor."""
     if len({len(v.factors) for v in values}) > 1 or len(values[0].factors) < 2:
         return None
     if any(v.shape[d] < 2 for v in values):
@@ -381,7 +381,7 @@ def _joined_one_by_one(
 
 
 def _alike(x: Factor, value: Value, d: int) -> list[Factor]:
-    """The factors that act as another one does, over the same dimensions."""
+    """List the factors of a value that act as a given one does, over the same dimensions."""
     key = x.power, x.parity, x.dims - {d}, d in x.dims
     return [y for y in value.factors if (y.power, y.parity, y.dims - {d}, d in y.dims) == key]
 
@@ -400,7 +400,7 @@ def _to_first_power(system: System, value: Value) -> Value:
 
 
 def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int]) -> Value | None:
-    """Single rows one behind the other: a new dimension of places, which may change places."""
+    """Concatenate single rows along a new dimension of positions, which may be permuted."""
     values = [replace(v, factors=system.absorb(v.factors)) for v in values]
     dims = {frozenset(p.dims for p in v.factors) for v in values}
     alike = len(dims) == 1 and all(v.factors for v in values) and len(values) > 1
@@ -427,7 +427,7 @@ def stacked(system: System, values: Sequence[Value], d: int, shape: Sequence[int
 
 
 def have_same_labels(a: Value, b: Value) -> bool:
-    """Tell whether two values have the same labels everywhere."""
+    """Return whether two values have the same labels everywhere."""
     if len(a.factors) != len(b.factors):
         return False
     return all(

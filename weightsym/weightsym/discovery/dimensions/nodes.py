@@ -1,4 +1,4 @@
-"""Nodes of traced graphs: what they call, what they write, and what they depend on."""
+"""Nodes of traced graphs: what they call, write and depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 
 def operation_of(node: Node) -> str:
-    """The bare name of an operation, such as ``add``, or ``mylib.add`` of others."""
+    """Return the name of an operation, such as ``add``, or ``mylib.add`` outside of aten."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return str(schema.name).replace("::", ".").removeprefix("aten.")
@@ -19,14 +19,14 @@ def operation_of(node: Node) -> str:
 
 
 def leaves_of(x: Any) -> list[Any]:
-    """List what stands in lists, tuples and dicts, faster than for any pytree."""
+    """List the leaves of nested lists, tuples and dicts, faster than the general `tree_leaves`."""
     if isinstance(x, dict):
         x = list(x.values())
     return [y for item in x for y in leaves_of(item)] if isinstance(x, list | tuple) else [x]
 
 
 def called(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
-    """A new node of a graph, with the size of what it returns."""
+    """Add a call to a graph, with the size of its result."""
     node = graph.call_function(target, args, named)
     sizes = torch.fx.map_arg((args, named), lambda n: _empty(n.meta["val"]))
     node.meta["val"] = target(*sizes[0], **sizes[1])
@@ -34,36 +34,36 @@ def called(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
 
 
 def _empty(size: Tensor) -> Tensor:
-    """A tensor of the same size without numbers."""
+    """Return a tensor of the same size on the meta device."""
     return torch.empty(size.shape, dtype=size.dtype, device="meta")
 
 
 def is_random(node: Node) -> bool:
-    """True for an operation that may draw random numbers."""
+    """Return whether an operation may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def is_symmetric(node: Node) -> bool:
-    """Whether operands may change places: not those that a keyword tells apart, such as `alpha`."""
+    """Return whether positional operands commute; those with keywords, such as `alpha`, do not."""
     names = ("add", "mul", "cat", "maximum", "minimum", "hypot")
     return operation_of(node) in names and not node.kwargs
 
 
 def writes(node: Node) -> bool:
-    """True for an operation that writes into its first argument."""
+    """Return whether an operation writes to its first argument."""
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
 def first_written(node: Node) -> Node:
-    """The tensor that a chain of operations in place writes."""
+    """Return the tensor that a chain of in-place operations modifies."""
     while writes(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
 
 
 def ancestors(nodes: Iterable[Node], known: Collection[Node] = ()) -> set[Node]:
-    """Nodes and everything that they depend on: dead code must not constrain a channel.
+    """Return nodes and all their dependencies: dead code must not constrain a channel.
 
     What is ``known`` depends on nothing.
     """
@@ -71,12 +71,12 @@ def ancestors(nodes: Iterable[Node], known: Collection[Node] = ()) -> set[Node]:
 
 
 def descendants(nodes: Iterable[Node]) -> set[Node]:
-    """Nodes and everything that is computed from them."""
+    """Return nodes and everything that is computed from them."""
     return _reached(nodes, lambda node: node.users)
 
 
 def numbered(nodes: Iterable[Node], is_signed: bool = True) -> dict[Node, int]:
-    """Equal numbers for what is computed in the same way, up to its sign if they are not signed."""
+    """Number nodes by value: equal computations have equal numbers, up to sign if not signed."""
     numbers: dict[object, int] = {}
     number: dict[Node, int] = {}
     for node in nodes:
@@ -90,7 +90,7 @@ def numbered(nodes: Iterable[Node], is_signed: bool = True) -> dict[Node, int]:
 
 
 def second_halves(nodes: Sequence[Node]) -> dict[Node, Node]:
-    """Sums with the factors of an earlier sum, and that one: each turns half of some planes.
+    """Pair sums that have the factors of an earlier sum with it: the halves of rotated planes.
 
     They are ``x * c - y * s`` and ``y * c + x * s``, however their terms are ordered.
     """

@@ -1,4 +1,4 @@
-"""Random numbers: they move with what they meet, and have no unit.
+"""Random numbers: they move with the values that they are combined with, and have no unit.
 
 What is drawn is exchangeable along every dimension: its law stays the same if units change places,
 as long as all that meets one draw moves together. Nothing makes up for a scale or a sign of it.
@@ -24,18 +24,18 @@ _TYPES = ("_to_copy", "to", "clone", "detach", "alias", "lift_fresh_copy", "cont
 
 
 def is_pointwise(node: Node) -> bool:
-    """Tell whether an operation acts on single numbers."""
+    """Return whether an operation is elementwise."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or operation_of(node) in _TYPES
 
 
 def is_noise(values: Sequence[Value]) -> bool:
-    """Tell whether all that moves in some values is noise."""
+    """Return whether noise is the only moving part of some values."""
     factors = [p for v in values for p in v.factors]
     return bool(factors) and all(p.is_noise for p in factors)
 
 
 def noise(system: System, shape: Sequence[int]) -> Value:
-    """Numbers of one law that are drawn one by one."""
+    """Return independent, identically distributed random numbers."""
     return Value.of(
         shape,
         [
@@ -52,7 +52,7 @@ def noise(system: System, shape: Sequence[int]) -> Value:
 
 
 def met(values: Sequence[Value]) -> list[Value]:
-    """Values that meet: noise moves along the dimensions along which others do, and no others."""
+    """Align operands: noise moves along the dimensions along which other operands move."""
     factors = [(p, len(v.shape)) for v in values for p in v.factors]
     if not any(p.is_noise for p, _ in factors) or all(p.is_noise for p, _ in factors):
         return list(values)
@@ -67,7 +67,7 @@ def met(values: Sequence[Value]) -> list[Value]:
 
 
 def of_noise(system: System, values: Sequence[Value], size: Any) -> Value:
-    """A function of single random numbers, and of numbers beside them, which may differ."""
+    """Apply an elementwise function to random numbers and, beside them, to any other values."""
     values = [with_dims(v, len(size.shape)) for v in values]
     factors: dict[frozenset[int], Factor] = {}
     for factor in (p for v in values for p in v.factors):

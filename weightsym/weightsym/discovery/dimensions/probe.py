@@ -1,4 +1,4 @@
-"""Effects of operations on units, measured on random numbers."""
+"""Effects of operations on units, measured on random inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NotSeparable(Exception):
 
 
 class Pointwise(NamedTuple):
-    """A function of single numbers, by how it treats scales and signs.
+    """How an elementwise function transforms under scales and signs.
 
     Attributes:
         kind: ``each`` operand has its own power; ``joint`` powers of some operands together;
@@ -54,7 +54,7 @@ class Pointwise(NamedTuple):
 
 
 class Along(NamedTuple):
-    """An operation of one operand: where it takes dimensions, and what passes through it."""
+    """How an operation of one operand maps dimensions, and which scales and signs it preserves."""
 
     dims: dict[int, int]
     has_scales: bool
@@ -79,7 +79,7 @@ def _sizes(node: Node) -> list[Any]:
 def probe_pointwise(
     node: Node, args: Any, named: dict[str, Any], values: Sequence[Value], moving: Sequence[int]
 ) -> Pointwise:
-    """Measure powers, parities and linearity on numbers of all sizes."""
+    """Measure powers, parities and linearity on inputs of all magnitudes."""
     generator = torch.Generator().manual_seed(0)
     named = {k: v for k, v in named.items() if k not in _FORGOTTEN}
     literals = [_literal(v) for v in values]
@@ -162,7 +162,7 @@ def _of_all_sizes(generator: Any) -> Tensor:
 
 
 class _Probe:
-    """One function and the numbers on which it is tried."""
+    """A function and the inputs that it is tried on."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Probe:
         self._finite, self._generator, self._zero = torch.isfinite(output), generator, zero
 
     def power(self, which: set[int]) -> Fraction | None:
-        """``k`` where scaling the operands by ``c`` scales the result by ``c ** k``.
+        """Return ``k`` if scaling the operands by ``c`` scales the result by ``c ** k``.
 
         What a small constant is added to, as norms do, has no power, which shows near zero.
         """
@@ -211,7 +211,7 @@ class _Probe:
         return power if abs(float(power) - exponent) < 1e-6 else None
 
     def parity(self, which: set[int]) -> int | None:
-        """0 for an even function, 1 for an odd one."""
+        """Return 0 for an even function, 1 for an odd one."""
         flipped = self._changed(which, lambda x: -x)
         if int(torch.isfinite(flipped).sum()) < int(self._finite.sum()):
             return None
@@ -221,7 +221,7 @@ class _Probe:
         return None
 
     def adds(self, which: set[int]) -> bool:
-        """Tell whether the function of a sum is the sum of the functions."""
+        """Return whether the function is additive."""
         others = [
             _of_all_sizes(self._generator) if k in which else x for k, x in enumerate(self.numbers)
         ]
@@ -238,7 +238,7 @@ class _Probe:
 
 
 def _vanishes(numbers: Tensor, beside: Tensor) -> bool:
-    """Tell whether numbers are no more than rounding of others."""
+    """Return whether values are within the rounding error of others."""
     return bool((numbers.abs() <= 1e-9 * (1 + beside.abs())).all())
 
 
@@ -247,7 +247,7 @@ def probe_along(
     node: Node, args: Any, named: dict[str, Any], values: Sequence[Value], moving: Sequence[int],
     dims: Sequence[int],
 ) -> Along:  # fmt: skip
-    """Try whether an operation acts on every index of some dimensions by itself.
+    """Test whether an operation acts independently on every index of some dimensions.
 
     All operands with weights behind them are changed together. Dimensions of size one are tried
     with two entries where the operation takes them, since one entry is its own sum and its median.
@@ -304,7 +304,7 @@ def _example(value: Value, size: Tensor, generator: Any) -> Tensor:
 
 
 def _of_two(x: Tensor, generator: Any) -> Tensor:
-    """A tensor with two entries along each dimension that had one."""
+    """Return a random tensor with size 2 along each dimension of size 1."""
     shape = [2 if n == 1 else n for n in x.shape]
     return torch.randn(shape, generator=generator, dtype=x.dtype)
 
@@ -313,7 +313,7 @@ def _image_of(
     function: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor],
     y: Sequence[Tensor], d: int, taken: set[int], generator: Any,
 ) -> int:  # fmt: skip
-    """The dimension of the result that is shuffled as the given one of the operands."""
+    """Return the output dimension that is permuted along with a given input dimension."""
     size = inputs[0].shape[d]
     order = torch.randperm(size, generator=generator)
     shuffled = function([x.index_select(d, order) for x in inputs])

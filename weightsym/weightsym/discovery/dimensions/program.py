@@ -20,7 +20,7 @@ its place, or ``"pointwise"`` for a function of single numbers, which is measure
 
 
 class Program(NamedTuple):
-    """The operations of a network that its results depend on, in order.
+    """The operations on which the results of a network depend, in order.
 
     Attributes:
         exported: the program of `torch.export`.
@@ -49,15 +49,15 @@ class Program(NamedTuple):
     constants: Mapping[str, Any]
 
     def is_parameter(self, node: Node) -> bool:
-        """Tell whether a placeholder stands for a parameter."""
+        """Return whether a placeholder stands for a parameter."""
         return node.name in self.parameters
 
     def is_buffer(self, node: Node) -> bool:
-        """Tell whether a placeholder stands for a buffer."""
+        """Return whether a placeholder stands for a buffer."""
         return node.name in self.owners and not self.is_parameter(node)
 
     def constant_of(self, node: Node) -> Tensor | None:
-        """The numbers of a placeholder that stands for a constant of the code."""
+        """Return the value of a placeholder that stands for a constant of the code."""
         numbers = self.constants.get(node.name)
         return numbers if isinstance(numbers, Tensor) else None
 
@@ -66,7 +66,7 @@ def decompose(
     model: nn.Module, exported: ExportedProgram, changing: Collection[str] = (),
     preserved: Collection[str] = (), rules: Mapping[str, Rule] | None = None,
 ) -> Program:  # fmt: skip
-    """Write the compound operations of an exported module out as sums, products and functions.
+    """Decompose the operations of an exported module into sums, products and functions.
 
     Args:
         model: the module.
@@ -126,7 +126,7 @@ def decompose(
 def _tensors(
     model: nn.Module, exported: ExportedProgram
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by the first of their names, and that name by the name of a placeholder."""
+    """Return the tensors by their first name, and that name by placeholder."""
     first, every = owners(model), dict(named_tensors(model))
     signature = exported.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}

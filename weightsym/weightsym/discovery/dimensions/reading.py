@@ -1,4 +1,4 @@
-"""From a graph to a system of statements: every operation by a rule, a move or a measurement."""
+"""From a graph to a system of constraints: each operation by a rule, a move or a measurement."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Parameter(NamedTuple):
 
 
 class Touch(NamedTuple):
-    """An operation that labels pass: ``place`` is the operand, -1 the result."""
+    """A use of labels by an operation: ``place`` is the operand, or -1 for the result."""
 
     operation: int
     place: int
@@ -90,7 +90,7 @@ class Touch(NamedTuple):
 
 
 class Reading:
-    """The statements of a network about its labels.
+    """The constraints of a network on its labels.
 
     Attributes:
         system: ties and equations.
@@ -131,7 +131,7 @@ class Reading:
 
     @classmethod
     def of(cls, *programs: Program, **options: Any) -> Reading:
-        """Read programs, again if tables turn out to stand beside stacks of matrices."""
+        """Read programs, again if tables turn out to belong to stacks of matrices."""
         tables, reading = frozenset[str](), cls(*programs, **options)
         while reading._tables() - tables:
             tables |= reading._tables()
@@ -151,7 +151,7 @@ class Reading:
 
     @property
     def idle(self) -> list[str]:
-        """The parameters that are only multiplied with zeros, as in the first step of a loop."""
+        """The parameters that are only multiplied by zeros, as in the first step of a loop."""
         zeros = {n for n in self.operations if self._has_lost_its_weights(n)}
         if not zeros:
             return []
@@ -166,11 +166,11 @@ class Reading:
         return is_constant and moves and result.is_zero
 
     def value_of(self, node: Any) -> Value:
-        """The value that stands for the result of a node."""
+        """Return the value of a node's result."""
         return self._values[node]
 
     def is_parameter(self, node: Node) -> bool:
-        """Tell whether a node stands for a parameter."""
+        """Return whether a node stands for a parameter."""
         name = self.owners.get(node.name, "") if node.op == "placeholder" else ""
         return name in self.parameters and not self.parameters[name].is_buffer
 
@@ -186,7 +186,7 @@ class Reading:
             self._call(node)
 
     def _finish(self, program: Program) -> None:
-        """Hold what is returned, and tie what is written to what later calls read."""
+        """Fix the results, and tie written buffers to the values that later calls read."""
         for k, node in enumerate(program.results):
             value = self._values[node]
             if isinstance(value, Value):
@@ -197,7 +197,7 @@ class Reading:
             unify(self.system, [self._state(program, name, True), self._values[node]])
 
     def _hold_what_is_unread(self) -> None:
-        """Another example may read entries, such as positions, that this one does not reach.
+        """Fix entries, such as positions, that only a longer example would read.
 
         They stay in their places, and have the unit of those that are read.
         """
@@ -240,7 +240,7 @@ class Reading:
         return Value.of(parameter.shape, parameter.factors)
 
     def _axes(self, name: str, tensor: Tensor) -> tuple[Factor, ...]:
-        """One factor for each dimension, or those of the matrices that the tensor holds."""
+        """Return one factor for each dimension, or those of the matrices that the tensor holds."""
         if name in self._codes:
             factors = []
             for d, (codes, only_moves) in enumerate(self._codes[name]):
@@ -295,12 +295,12 @@ class Reading:
                 self.touched.append(Touch(index, position, self._distinct_labels(factor.labels)))
 
     def _is_square(self, node: Node) -> bool:
-        """Tell whether operands, which may change places, are one tensor that was moved."""
+        """Return whether commuting operands are the same tensor up to data movement."""
         numbers = {self._numbers[_before_moves(operand)] for operand in node.all_input_nodes}
         return is_symmetric(node) and len(numbers) == 1
 
     def _distinct_labels(self, labels: Tensor) -> Ints:
-        """The labels of a factor, each once. Those that pass several operations are sorted once."""
+        """Return the distinct labels of a factor, sorted once for all operations sharing them."""
         along = zip(labels.shape, labels.stride(), strict=True)
         key = labels.data_ptr(), *(pair for pair in along if pair[0] != 1)
         if key not in self._distinct:
@@ -308,7 +308,7 @@ class Reading:
         return self._distinct[key][1]
 
     def _fix_choice(self, value: Value) -> None:
-        """Let nothing move among which a number was chosen."""
+        """Fix the labels that a number was chosen among."""
         if value.choice is not None:
             self.system.fix(Factor(value.choice.among))
 
@@ -337,7 +337,7 @@ class Reading:
         return rule(node, args, named) if rule else self._by_nature(node, args, named, values)
 
     def _by_nature(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
-        """A move, a product of matrices, a function of single numbers, or something to try."""
+        """Apply a move, a matrix product or an elementwise function, else measure the operation."""
         name = operation_of(node)
         if name in MOVES and _is_constant_index(name, args):
             if name in UNCHANGED and not node.meta["val"].is_floating_point():
@@ -350,7 +350,7 @@ class Reading:
         return self._measure_along(node, args, named, values)
 
     def _random(self, node: Node, args: Any, values: Sequence[Value]) -> Any:
-        """Noise, which may depend on constants or units beside it, or factors that are noise."""
+        """Return noise, possibly scaled by constants or units, or mark the factors as noise."""
         name, size = operation_of(node), node.meta["val"]
         if isinstance(size, Tensor):
             drawn = noise(self.system, size.shape)
@@ -380,7 +380,7 @@ class Reading:
     _sub = _add
 
     def _turned(self, node: Node, terms: Sequence[Value], result: Value) -> Value:
-        """The second half of planes that are turned: it has the labels that the first has not."""
+        """Return the second half of rotated planes, with the labels that the first half lacks."""
         first = self._values[self._halves[node]].factors
         moving = [sum(bool(self._values[f].factors) for f in t.all_input_nodes) for t in node.args]  # type: ignore[union-attr]
         one_each = {len(factors) for factors in (*(t.factors for t in terms), first)} == {1}
@@ -424,7 +424,7 @@ class Reading:
         return join(self.system, values, d, shape)
 
     def _as_stack(self, node: Node, values: Sequence[Value], d: int) -> Value | None:
-        """Pieces that the next operation puts on a dimension of their own, each with its labels."""
+        """Concatenate pieces that the next operation unflattens, each with labels of its own."""
         shape = list(node.meta["val"].shape)
         wide = [*shape[:d], len(values), shape[d] // len(values), *shape[d + 1 :]]
         is_stack = all(
@@ -439,7 +439,7 @@ class Reading:
         return expand(args[1], node.meta["val"].shape)
 
     def _complex(self, node: Node, args: Any, named: Any) -> Value:
-        """Real and imaginary parts are turned into each other, and have one unit."""
+        """Combine real and imaginary parts, which share one unit."""
         return unify(self.system, args)
 
     def _view_as_complex(self, node: Node, args: Any, named: Any) -> Value:
@@ -480,7 +480,7 @@ class Reading:
     _amin = _amax
 
     def _max_pool2d_with_indices(self, node: Node, args: Any, named: Any) -> Any:
-        """The largest of stretches of channels, if these lie side by side."""
+        """Max pooling over adjacent channels that the windows tile."""
         value, kernel, defaults = args[0], args[1], [list[int](), [0, 0], [1, 1]]
         stride, padding, dilation = list(args[2:5]) + defaults[len(args[2:5]) :]
         *lead, rows, columns = value.shape
@@ -495,7 +495,7 @@ class Reading:
         return largest, Value.of(size[1].shape)
 
     def _any(self, node: Node, args: Any, named: Any) -> Value:
-        """Questions about rows: no unit passes, the rows still move."""
+        """Reduce a condition over rows: units stop, the rows still move."""
         value = self.system.as_one_factor(args[0])
         for factor in value.factors:
             self.system.stop(factor)
@@ -564,7 +564,7 @@ class Reading:
         return replace(result, constant=None, shape=tuple(size.shape))
 
     def _each(self, pointwise: Pointwise, values: Sequence[Value]) -> Value:
-        """Every operand has its own power. Where it has none, units stop."""
+        """Apply a function with a power for each operand. Units stop at operands without one."""
         system = self.system
         is_square = len(values) == 1 and pointwise.powers[0] == (2, 0)
         result: Value | None = None
@@ -591,7 +591,7 @@ class Reading:
         return result
 
     def _stop_units(self, value: Value, power: Fraction | None, parity: int | None) -> None:
-        """Scales stop where a function has no power, signs where it has no parity."""
+        """Stop scales where a function has no power, and signs where it has no parity."""
         for factor in value.factors:
             if parity is None:
                 self.system.stop(factor, scale=False)
@@ -599,7 +599,7 @@ class Reading:
                 self.system.stop(factor, sign=False)
 
     def _together(self, pointwise: Pointwise, values: Sequence[Value]) -> Value:
-        """Some operands have one unit, of which a power passes. Others decide where."""
+        """Apply a function to operands with one common unit, of which a power passes."""
         system = self.system
         power, parity = pointwise.powers[0] if pointwise.powers else (None, None)
         if power is None:
@@ -630,7 +630,7 @@ class Reading:
         return result
 
     def _beside(self, result: Value, value: Value) -> Value:
-        """A condition whose labels, or whose constants, tell entries apart."""
+        """Apply a condition whose labels or constants distinguish entries."""
         if value.factors:
             for factor in value.factors:
                 self.system.stop(factor)
@@ -641,7 +641,7 @@ class Reading:
         return result
 
     def _side_by_side(self, values: Sequence[Value]) -> Value:
-        """A function of which nothing is known but that it acts on single numbers."""
+        """Apply an elementwise function of which nothing else is known."""
         result: Value | None = None
         for value in values:
             for factor in value.factors:
@@ -656,7 +656,7 @@ class Reading:
         return layers.only_moving(self.system.as_one_factor(result, self.system.is_ordered))
 
     def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
-        """An operation that no rule knows: tried along the dimensions that have labels."""
+        """Measure an operation without a rule along the labelled dimensions."""
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Unfollowed("no rule for what takes functions")
         moving = [k for k, v in enumerate(values) if v.factors]
@@ -694,7 +694,7 @@ class Reading:
             self.system.mark("apart", factor)
 
     def _side_by_side_along(self, values: Sequence[Value]) -> Value:
-        """Operands of an unknown operation, with one unit for all that have the same index."""
+        """Combine operands of an unknown operation, with one unit per index for all of them."""
         settled = [self.system.settled(v) for v in values]
         dims = frozenset[int]().union(*(p.dims for v in settled for p in v.factors))
         sizes = {tuple(v.shape[d] for d in sorted(dims) if d < len(v.shape)) for v in settled}
@@ -708,7 +708,7 @@ class Reading:
 
 
 def _look_alike(x: Factor, y: Factor) -> bool:
-    """Tell whether two factors over different dimensions have labels of the same channels."""
+    """Return whether two factors over different dimensions label the same channels."""
     if not x.dims or not y.dims or x.dims & y.dims:
         return False
     in_both = torch.isin(x.labels, y.labels)
@@ -722,7 +722,7 @@ def _before_moves(node: Node) -> Node:
 
 
 def _beside_numbers(system: System, result: Value, value: Value) -> Value:
-    """The result of a function that also takes numbers, which may tell entries apart."""
+    """Combine a result with constants, which may distinguish its entries."""
     ndim = max(len(result.shape), len(value.shape))
     result, value = with_dims(result, ndim), with_dims(value, ndim)
     for factor in result.factors:
@@ -732,7 +732,7 @@ def _beside_numbers(system: System, result: Value, value: Value) -> Value:
 
 
 def _picked(value: Value, k: int) -> tuple[Callable[[Tensor], Tensor], tuple[bool, ...]]:
-    """One index of the last dimension, for `Value.moved`."""
+    """Return the arguments of `Value.moved` that select one index of the last dimension."""
     return lambda labels: labels.select(-1, min(k, labels.shape[-1] - 1)), value.varies[:-1]
 
 
@@ -754,7 +754,7 @@ def _without_labels(size: Any) -> Any:
 
 
 def _of_inputs(values: Sequence[Value], size: Any) -> Any:
-    """A function of single numbers, the same along what all of them are broadcast along."""
+    """Return an unlabelled value, constant along the dimensions that all operands broadcast."""
     if not isinstance(size, Tensor):
         return _without_labels(size)
     wide = [with_dims(v, size.ndim).varies for v in values]
@@ -762,7 +762,7 @@ def _of_inputs(values: Sequence[Value], size: Any) -> Any:
 
 
 def _has_copies(values: Sequence[Value]) -> bool:
-    """Tell whether something is broadcast along a dimension."""
+    """Return whether a value is broadcast along any dimension."""
     return any(
         n > 1 and not varied for v in values for n, varied in zip(v.shape, v.varies, strict=True)
     )
@@ -774,7 +774,7 @@ def _is_constant_index(name: str, args: Sequence[Any]) -> bool:
 
 
 def _literals(args: Any, named: Any, values: Sequence[Value]) -> tuple[object, ...]:
-    """All that a measurement depends on beside the operation."""
+    """Return the key of a measurement besides the operation itself."""
     plain = tree_map(
         lambda x: None if isinstance(x, Value) else x,
         (args, named), is_leaf=lambda x: isinstance(x, Value),

@@ -1,4 +1,4 @@
-"""Reports of operations that were not understood: what they are, and where they stand."""
+"""Reports of unsupported operations and their locations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weightsym.networks.forward import UnsupportedModel
 
 
 def report(node: Node, reason: str) -> Frozen:
-    """The place of an operation in the network and in the user's code."""
+    """Return the location of an operation in the network and in the user's code."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = re.sub(r"@\d+$", "", stack[-1][0]) if stack else ""
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
@@ -24,7 +24,7 @@ def report(node: Node, reason: str) -> Frozen:
 
 
 def check_sizes(node: Node) -> None:
-    """Channels can be counted only where sizes do not depend on numbers in the input."""
+    """Raise an error if a size depends on input values, so that channels cannot be counted."""
     values = leaves_of(node.meta.get("val"))
     numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool)]
     tensors = [v for v in values if isinstance(v, torch.Tensor)]

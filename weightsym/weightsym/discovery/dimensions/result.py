@@ -1,4 +1,4 @@
-"""From labels to `Symmetries`: axes of tensors, and where on them the units of groups lie."""
+"""From labels to `Symmetries`: tensor axes, and the positions of groups' units on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Places: TypeAlias = dict[tuple[int, int], Ints]
 
 
 def groups_of(reading: Reading) -> dict[str, Any]:
-    """The fields of `Symmetries` that say what moves, and where not everything was searched."""
+    """Return the fields of `Symmetries`: the groups, and tensors that were not searched in full."""
     layout = GroupLayout(reading)
     scales = _actions(layout, layout.scales, "rational")
     signs = _actions(layout, layout.signs, "two")
@@ -59,7 +59,7 @@ def groups_of(reading: Reading) -> dict[str, Any]:
 
 
 class GroupLayout:
-    """The axes of all tensors: their labels, the classes of these, and where each class lies.
+    """The axes of all tensors, their labels, the classes of labels, and their positions.
 
     Attributes:
         axes: one for each factor of each tensor.
@@ -113,7 +113,7 @@ class GroupLayout:
     def placements(
         self, units: Sequence[Sequence[int]], without: frozenset[str] = frozenset()
     ) -> tuple[Placement, ...]:
-        """Places of units, given as corresponding classes, on the axes."""
+        """Return the placements of units that are given as corresponding classes."""
         rows = np.array(units, np.int64).T
         entries, sizes = self._entries(rows.ravel())
         row_at = np.repeat(np.arange(rows.size) // max(1, len(units)), sizes)
@@ -127,21 +127,21 @@ class GroupLayout:
         return tuple(Placement(axis, torch.from_numpy(tables[axis])) for axis in sorted(tables))
 
     def _entries(self, classes: Ints) -> tuple[Ints, Ints]:
-        """Entries of classes, one axis behind the other, class by class, and their numbers."""
+        """Return the positions of classes, concatenated over axes, and the number per class."""
         first, last = (np.searchsorted(self._classes, classes, side) for side in ("left", "right"))
         sizes = last - first
         starts = first + sizes - np.cumsum(sizes)
         return self._order[np.arange(sizes.sum()) + np.repeat(starts, sizes)], sizes
 
     def positions_of(self, classes: Iterable[int]) -> Iterator[tuple[int, Ints]]:
-        """The axes on which some classes lie, and where they do, in rising order."""
+        """Yield the axes on which some classes occur, with their positions in ascending order."""
         entries = np.sort(self._entries(np.array([*classes], np.int64))[0])
         axes = self._axis_at[entries]
         for axis in distinct(axes).tolist():
             yield axis, entries[axes == axis] - self._first_at[axis]
 
     def _positions(self, axis: int, positions: Ints, row_at: Ints, units: int) -> Ints:
-        """Positions on an axis, those of corresponding classes in the columns of a table."""
+        """Arrange the positions on an axis so that each column holds corresponding classes."""
         rows, sizes = np.unique(row_at, return_counts=True)
         repeats = sizes // units
         factors = []
@@ -153,7 +153,7 @@ class GroupLayout:
 
     @cached_property
     def sides(self) -> Ints:
-        """Classes of labels if planes are not tied together: one for each of their sides."""
+        """Classes of labels without the ties within planes: one class for each side."""
         system = self.reading.system
 
         def code(pairs: Ints) -> Ints:
@@ -165,7 +165,7 @@ class GroupLayout:
         return connected(ties, system.count)
 
     def signed_power(self, axis: int, position: int) -> int:
-        """The power of the scale at a position, 0 where there is none or several."""
+        """Return the power of the scale at a position, or 0 for no scale or several."""
         row = tuple(self.scales.of(int(self.labels[axis][position])).values())
         return int(row[0]) if row in ((1,), (-1,)) else 0
 
@@ -174,7 +174,7 @@ class GroupLayout:
         return signatures(self.reading.system)
 
     def _in_roles(self, axis: int, tables: Ints) -> Ints:
-        """Positions of corresponding classes: those in one role below each other."""
+        """Sort the positions of corresponding classes so that equal roles align."""
         if tables.shape[2] == 1:
             return tables
         signatures = self._signatures[self.labels[axis][tables]]
@@ -184,7 +184,7 @@ class GroupLayout:
         return np.where(is_alike, np.take_along_axis(tables, order, 2), tables)
 
     def _moving_rows(self, tables: Mapping[int, Ints]) -> dict[int, Ints]:
-        """Rows of stacks that move as wholes, where only what lies inside them has labels."""
+        """Return rows of stacks that move as wholes, where only the entries inside have labels."""
         moving: dict[int, Ints] = {}
         tensors = {self.axes[a].tensor for a in tables if self.axes[a].dim == 0}
         for axis, positions in tables.items():
@@ -199,7 +199,7 @@ class GroupLayout:
         return moving
 
     def _rows_of(self, axis: Axis) -> int:
-        """An axis along the matrices of a stack."""
+        """Return the axis along the matrices of a stack."""
         if axis.tensor not in self._rows:
             self._rows[axis.tensor] = len(self.axes)
             self.axes.append(Axis(axis.tensor, 0, axis.blocks, "expert"))
@@ -207,14 +207,14 @@ class GroupLayout:
 
 
 def _by_dimension(factors: Sequence[Factor]) -> list[Factor]:
-    """Factors in the order of the last dimension along which they change."""
+    """Sort factors by the last dimension along which they vary."""
     return sorted(factors, key=lambda x: max(x.dims, default=-1))
 
 
 def _laid_out(
     shape: tuple[int, ...], factor: Factor, families: Ints
 ) -> tuple[int | None, int, Ints]:
-    """The dimension of an axis, its blocks of rows, and the label at every position.
+    """Return the dimension of an axis, its number of row blocks, and the label at every position.
 
     Labels of one family may change places, which they do within a block, or among all entries.
     """
@@ -236,7 +236,7 @@ def _laid_out(
 
 
 def _unsearched(layout: GroupLayout) -> Iterator[Frozen]:
-    """Say of which tensors exchanges may be missing, since there was too much to search."""
+    """Report the tensors whose exchanges may be incomplete because the search was too large."""
     for label, reason in layout.exchanges.unsearched.items():
         named = (
             axis.tensor
@@ -248,7 +248,7 @@ def _unsearched(layout: GroupLayout) -> Iterator[Frozen]:
 
 # ------------------------------------------------------------ permutations
 def _permutations(layout: GroupLayout) -> tuple[PermutationGroup, ...]:
-    """Groups of channels in graph order, then those of the blocks that contain them."""
+    """Return groups of channels in graph order, then those of the blocks that contain them."""
     exchanges = layout.exchanges
     channels = [g for g in exchanges.groups if not g.is_block]
     groups: list[PermutationGroup] = []
@@ -272,7 +272,7 @@ def _permutations(layout: GroupLayout) -> tuple[PermutationGroup, ...]:
 
 
 def _is_block(places: Sequence[Placement]) -> bool:
-    """Tell whether its units are several channels wherever they lie."""
+    """Return whether the units comprise several channels on every axis."""
     return all(p.positions.shape[1] > 1 for p in places)
 
 
@@ -281,14 +281,14 @@ def _first(places: Sequence[Placement]) -> tuple[int, int]:
 
 
 def _tensor_names(layout: GroupLayout) -> dict[int, str]:
-    """The name of a tensor by its vertex."""
+    """Return tensor names by vertex."""
     reading = layout.reading
     first = layout.exchanges.class_count + len(reading.operations)
     return {first + k: name for k, name in enumerate(reading.parameters)}
 
 
 class _Block:
-    """An exchange of blocks: their classes, and the tensors that change places as wholes."""
+    """An exchange of blocks: their classes, and the tensors that are exchanged as wholes."""
 
     def __init__(self, group: Exchange, class_count: int, names: Mapping[int, str]) -> None:
         self.units = group.units
@@ -299,7 +299,7 @@ class _Block:
         self.support = frozenset(x for unit in self.classes for x in unit)
 
     def inside(self, index: Mapping[frozenset[int], int]) -> tuple[tuple[int, ...], ...]:
-        """Groups inside the blocks, one per block, that lie in no other group inside."""
+        """Return the groups inside the blocks, one row per block, without those nested deeper."""
         first, rows = self.classes[0], []
         labels = frozenset(first)
         nested = [support for support in index if support <= labels]
@@ -317,7 +317,7 @@ class _Block:
 
 # ------------------------------------------------------------ scales and signs
 def _actions(layout: GroupLayout, units: Units, field: Field) -> Actions:
-    """By which powers independent free variables act at every position."""
+    """Return the powers with which independent free variables act at every position."""
     parameters = [p.factors for p in layout.reading.parameters.values()]
     free, acting = independent_variables(parameters, units, field)
     every = np.concatenate([np.zeros(0, np.int64), *layout.labels])
@@ -353,7 +353,7 @@ def _columns(
     terms: Sequence[tuple[int, int, Any]], plain: tuple[Ints, Ints, Ints], index: Ints,
     exponents: Sequence[Fraction], sizes: Sequence[int],
 ) -> Ints:  # fmt: skip
-    """Variable, position, axis and power of all actions. Powers are integers by variable.
+    """Return variable, position, axis and power of all actions, with integer powers.
 
     Args:
         terms: label, variable and coefficient of what acts on labels.
@@ -389,7 +389,7 @@ def _columns(
 def _thin_out(
     rows: dict[int, Row], units: Units, families: Sequence[object], free: Collection[int]
 ) -> None:
-    """Let variables act on as few labels as adding others to them allows.
+    """Make the variables sparse: combine them so that each acts on as few labels as possible.
 
     What acts on a label is a combination of variables. Any basis of them says the same, and one
     whose members act in few places is easier to read, and to set by norms. Of equally many labels,
@@ -414,7 +414,7 @@ def _thin_out(
 def _best_saving(
     v: int, rows: Mapping[int, Row], acts: Mapping[int, Row], families: Sequence[object]
 ) -> tuple[int, Any] | None:
-    """Find the variable, and the multiple of it, that saves most if it is added to another one."""
+    """Return the variable and the multiple of ``v`` whose sum saves most, or None."""
     meets: dict[int, int] = {}
     for label in acts[v]:
         for w in rows[label]:
@@ -431,7 +431,7 @@ def _best_saving(
 
 
 def _saving(row: Row, added: Row) -> tuple[int, Any]:
-    """On how many labels fewer a variable acts with a multiple of another one, and the factor."""
+    """Return how many fewer labels a variable acts on with a multiple of another, and that."""
     few, many = sorted((row, added), key=len)
     counts = Counter(ratio(-row[label], added[label]) for label in few if label in many)
     factor = max(set(counts), key=counts.__getitem__, default=0)
@@ -439,7 +439,7 @@ def _saving(row: Row, added: Row) -> tuple[int, Any]:
 
 
 def _alike(row: Row, added: Row, factor: Any, families: Sequence[object]) -> int:
-    """Find how much more a variable acts on labels of one family than on those of another."""
+    """Score how far an addition would concentrate a variable on labels of one family."""
     counts, change = Counter(families[x] for x in row), Counter[object]()
     for x, c in added.items():
         gone = x in row and row[x] + factor * c == 0
@@ -450,7 +450,7 @@ def _alike(row: Row, added: Row, factor: Any, families: Sequence[object]) -> int
 def independent_variables(
     parameters: Iterable[Sequence[Factor]], units: Units, field: Field
 ) -> tuple[set[int], set[int]]:
-    """Free variables that act on the entries of the parameters, each in a way of its own.
+    """Return free variables that act on the entries of the parameters, each in a distinct way.
 
     And all that act on any entry.
     """
@@ -481,7 +481,7 @@ def independent_variables(
 
 
 def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArray[np.bool_]:
-    """By variable, whether it acts on an entry alone, or beside such ones."""
+    """Return a mask of the variables that act on an entry alone, or only beside such variables."""
     pinned = np.zeros(count, bool)
     pinned[0] = True  # stands for nothing
     by_width: dict[int, list[Row]] = defaultdict(list)
@@ -502,14 +502,14 @@ def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArra
 
 
 def _without(terms: tuple[Ints, Ints], pinned: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """The rows of a table in which a variable stands that is not pinned."""
+    """Return the rows of a table with at least one variable that is not pinned."""
     rows = ~pinned[terms[0]].all(1)
     return terms[0][rows], terms[1][rows]
 
 
 # ------------------------------------------------------------ matrices
 def _linear(layout: GroupLayout) -> tuple[LinearGroup, ...]:
-    """Spaces of channels, those that act on the same axes in the same way in one group."""
+    """Return spaces of channels, grouped by the axes on which they act in the same way."""
     similar: dict[tuple[LinearKind, object], list[_Places]] = defaultdict(list)
     for space in spaces(layout.reading, layout.exchanges, layout.scales, layout.signs):
         places = _planes(layout, space) if space.pairs else _rows(layout, space)
@@ -533,7 +533,7 @@ def _linear_group(layout: GroupLayout, law: LinearKind, spaces: Sequence[_Places
 
 
 def _rows(layout: GroupLayout, space: Space) -> _Places:
-    """Per axis and power the positions of a space, ``(size, repeats)``; nothing if they differ.
+    """Return the positions of a space ``(size, repeats)`` by axis and power, if repeats agree.
 
     Scales are those of the first place, or their inverse, but for a factor of all of them.
     """
@@ -557,7 +557,7 @@ def _rows(layout: GroupLayout, space: Space) -> _Places:
 
 
 def _planes(layout: GroupLayout, space: Space) -> _Places:
-    """Per axis the two sides of planes. Nothing where a channel has no partner."""
+    """Return the two sides of the planes by axis, or nothing if a channel has no partner."""
     sides = layout.sides
     partner = {int(sides[a]): int(sides[b]) for a, b in space.pairs}
     inside = {int(layout.exchanges.classes[a]) for a, _ in space.pairs}

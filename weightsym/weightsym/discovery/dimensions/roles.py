@@ -1,4 +1,4 @@
-"""Roles of the axes of a tensor: they write channels, read, scale or add to them."""
+"""Roles of tensor axes: whether they write, read, scale or shift channels."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Roles:
                     self._last[present] = k
 
     def of(self, labels: NDArray[np.int64]) -> tuple[str, int]:
-        """The role of an axis by its labels, and the operation that last read it."""
+        """Return the role of an axis by its labels, and the operation that last reads it."""
         used = labels[self._first[labels] < len(self._reading.operations)]
         role = self._of[used.min()] if used.size else _ROLES.index("raw")
         return _ROLES[role], int(self._last[labels].max(initial=-1))
 
     def first_use(self, labels: Iterable[NDArray[np.int64]]) -> int:
-        """The operation in which any of some labels first meets what depends on the input."""
+        """Return the first operation in which any of some labels meets the input."""
         uses = [int(self._met[group_labels].min()) for group_labels in labels]
         return min(uses, default=len(self._reading.operations))
 
@@ -91,7 +91,7 @@ class Roles:
                 yield from self._whole(operand, role)
 
     def _product(self, node: Any, summed: int, is_second: bool) -> Iterator[tuple[Any, str]]:
-        """Labels along the dimension that is summed over, and all others."""
+        """Yield the labels along the summed dimension as inputs, and the others as outputs."""
         value = self._reading.value_of(node)
         for factor in value.factors:
             reads = summed == max(factor.dims, default=-1)  # rows only count the blocks of columns
@@ -113,7 +113,7 @@ class Roles:
 
 
 def _weight_nodes(reading: Reading) -> set[Node]:
-    """The nodes that are computed from tensors of the network alone, and multiplied with others.
+    """Return nodes that are computed from tensors of the network alone before a product.
 
     A layer that reads learned rows, such as queries, makes an activation of them.
     """
@@ -133,7 +133,7 @@ def _weight_nodes(reading: Reading) -> set[Node]:
 
 
 def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:
-    """By node, itself or the first operation that multiplies or adds up its numbers with others."""
+    """Map each weight node to the first operation that combines it with data, others to itself."""
     met: dict[Node, int] = {}
     for k, node in reversed(list(enumerate(reading.operations))):
         later = [met[user] for user in node.users if user in met]
@@ -142,7 +142,7 @@ def _meetings(reading: Reading, weights: set[Node]) -> dict[Node, int]:
 
 
 def _is_made_of(node: Node, weights: set[Node]) -> bool:
-    """Tell whether a node is a tensor, or a tuple of some, computed from weights alone."""
+    """Return whether a node is a tensor, or a tuple of tensors, computed from weights alone."""
     inputs = node.all_input_nodes
     is_tensor = any(isinstance(t, Tensor) for t in leaves_of(node.meta.get("val")))
     single = is_tensor or node.target is operator.getitem

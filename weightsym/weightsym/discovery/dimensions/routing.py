@@ -1,4 +1,4 @@
-"""Routing: an index that a network computes is a choice among labels, such as those of experts.
+"""Routing: an index that a network computes is a choice among labels, such as experts.
 
 All choices are alike, so one is followed: as many tokens as there are labels choose one of them
 each, and all others choose none. What is picked by it is picked on labels, and carries `NONE` at
@@ -38,7 +38,7 @@ _NUMBER = "an index among channels is used as a number"
 
 
 def is_routing(node: Node, args: Sequence[Any], values: Sequence[Value]) -> bool:
-    """Tell whether an operation makes a choice among labels, or takes one."""
+    """Return whether an operation makes or takes a choice among labels."""
     name = operation_of(node)
     if any(v.choice is not None for v in values):
         return True
@@ -55,7 +55,7 @@ def is_routing(node: Node, args: Sequence[Any], values: Sequence[Value]) -> bool
 def route(
     system: System, node: Node, args: Sequence[Any], named: dict[str, Any], values: Sequence[Value]
 ) -> Any:
-    """Make a choice, or follow what is picked, compared or counted by one."""
+    """Make a choice, or apply an operation that selects, compares or counts by one."""
     name = operation_of(node)
     if all(v.choice is None for v in values):
         return (
@@ -91,7 +91,7 @@ def _dimension(node: Node, args: Sequence[Any]) -> int:
 
 
 def _choose(system: System, node: Node, args: Sequence[Any]) -> Any:
-    """The largest numbers, whose labels are gone, and the choice of their places."""
+    """Return the top values without labels, and the choice of their indices."""
     value, d, size = system.as_one_factor(args[0]), _dimension(node, args), node.meta["val"]
     (factor,) = value.factors
     among = factor.labels.reshape(-1)
@@ -107,7 +107,7 @@ def _choose(system: System, node: Node, args: Sequence[Any]) -> Any:
 
 
 def _numbers(shape: Sequence[int], d: int | None, count: int, masks: list[list[bool]]) -> Tensor:
-    """Every number once, each at a token of its own, and ``count`` at all other places.
+    """Place every index at one token of its own, and ``count`` everywhere else.
 
     The tokens are others than those of the choices that were made.
     """
@@ -135,7 +135,7 @@ def _varies(mask: Tensor, d: int) -> bool:
 
 # ------------------------------------------------------------ to pick
 def _pick(system: System, node: Node, args: Sequence[Any]) -> Value:
-    """Entries of a tensor at the numbers of a choice. What they stand for moves with it."""
+    """Index a tensor by a choice, with which the selected labels move."""
     name, value, size = operation_of(node), args[0], node.meta["val"]
     if name == "index":
         indices = list(args[1])
@@ -190,7 +190,7 @@ def _placed(
 
 
 def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
-    """Rows of a parameter by the numbers of an input stay where they are. The rest passes."""
+    """Look up rows of a parameter by input indices: rows are fixed, columns are passed on."""
     name, value = operation_of(node), args[0]
     indices = (
         list(args[1])
@@ -216,7 +216,7 @@ def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
 
 
 def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
-    """Products of sorted tokens with one matrix for each stretch of them."""
+    """Multiply each run of sorted tokens by the matrix of its expert."""
     choice, count = ends.choice, len(x.shape) and x.shape[0]
     if choice is None or len(weight.shape) != 3 or len(x.shape) != 2:
         raise Unfollowed("products by groups of tokens that are not chosen")
@@ -230,7 +230,7 @@ def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
 
 # ------------------------------------------------------------ to compare and to count
 def _compared(node: Node, args: Sequence[Any]) -> Value:
-    """Tell whether a choice is a number, or each of several along a dimension of their own."""
+    """Compare a choice with one index, or with each of several along a dimension of their own."""
     choice, operand = _choice_of(args[0]), args[1]
     numbers = operand.constant if isinstance(operand, Value) else torch.tensor(operand)
     size = node.meta["val"]
@@ -248,7 +248,7 @@ def _compared(node: Node, args: Sequence[Any]) -> Value:
 
 
 def _scattered(system: System, node: Node, args: Sequence[Any]) -> Value:
-    """Numbers at the places of a choice, beside one number at all others."""
+    """Scatter values at a choice's indices into a constant tensor."""
     whole, d, index = args[0], args[1] % len(args[0].shape), args[2]
     choice, source = _choice_of(index), args[3]
     if choice is None or not choice.is_index or whole.factors or any(whole.varies):
@@ -270,7 +270,7 @@ def _scattered(system: System, node: Node, args: Sequence[Any]) -> Value:
 
 
 def _counted(node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
-    """An operation on the numbers of a choice. They are an index as long as they only move."""
+    """Compute with the values of a choice, which remain an index while they are only moved."""
     (first, *_) = (v.choice for v in values if v.choice is not None)
     name, target = operation_of(node), node.target
 

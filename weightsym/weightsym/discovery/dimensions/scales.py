@@ -1,4 +1,4 @@
-"""Scales and signs: two linear systems over labels, over the rationals and over two elements."""
+"""Scales and signs: two linear systems over labels, one over the rationals, one modulo 2."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _Terms = tuple[Ints, Ints]
 
 
 def connected(pairs: Sequence[Ints], count: int) -> Ints:
-    """A number for every label that labels connected by pairs share."""
+    """Label the connected components of a graph that is given by pairs."""
     both = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
     graph = coo_matrix((np.ones(len(both), bool), (both[:, 0], both[:, 1])), (count, count))
     return connected_components(graph, directed=False)[1].astype(np.int64)
 
 
 class Units:
-    """The solutions of a system: every label in terms of free variables.
+    """The solutions of a system: every label as a combination of free variables.
 
     Labels that an equation makes equal, or opposite, are joined first, by connected components of a
     graph that has every label twice, once for each sign; what remains is shortened by that, and by
@@ -66,13 +66,13 @@ class Units:
         self._solved = {v: self._reduced(row) for v, row in self._solved.items()}
 
     def of(self, label: int) -> Row:
-        """The unit of a label in terms of free variables. Empty where it is one."""
+        """Return a label's unit as a combination of free variables, empty for a unit of one."""
         root, sign = int(self._root[label]), int(self._sign[label])
         row = self._solved.get(root, {root: 1} if root else {})
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
     def of_rows(self, labels: Iterable[Ints]) -> tuple[list[_Terms], list[Row]]:
-        """Add up the units of labels that stand in a row: in tables, and those of solved labels."""
+        """Sum the units of the labels in each row, as tables and, for solved labels, as rows."""
         tables: list[_Terms] = []
         others: list[Row] = []
         for terms in _by_width((rows, np.ones_like(rows)) for rows in labels):
@@ -83,15 +83,15 @@ class Units:
         return tables, others
 
     def is_solved(self, variables: Ints) -> NDArray[np.bool_]:
-        """True where a variable was eliminated."""
+        """Return a mask of the eliminated variables."""
         return np.isin(variables, np.array([*self._solved], np.int64))
 
     def representatives(self, labels: Ints) -> tuple[Ints, Ints]:
-        """The variable of which the unit of each label is a power, and that power: 1 or -1."""
+        """Return the variable of which each label's unit is a power, and the power: 1 or -1."""
         return self._root[labels], self._sign[labels]
 
     def power_between(self, labels: Ints, others: Ints) -> int:
-        """The power, 1 or -1, of which some labels are others, but for one factor. 0 if of none."""
+        """Return the power, 1 or -1, that maps units to others up to one factor, or else 0."""
         (roots, signs), (same, directions) = map(self.representatives, (labels, others))
         powers = signs * directions
         if (roots == same).all() and (powers == powers[0]).all():
@@ -106,7 +106,7 @@ class Units:
         return 0
 
     def added(self, rows: Iterable[Row]) -> Row:
-        """The sum of linear combinations."""
+        """Return the sum of linear combinations."""
         total: Row = {}
         for row in rows:
             for v, c in row.items():
@@ -115,13 +115,13 @@ class Units:
 
     # -------------------------------------------------------------- labels that are joined
     def _short(self, terms: _Terms) -> NDArray[np.bool_]:
-        """Find equations that make one label vanish, or two equal up to sign."""
+        """Return a mask of equations that make one label vanish, or two equal up to sign."""
         labels, sizes = terms[0], np.abs(terms[1])
         live = (labels > 0).sum(1)
         return (live == 1) | ((live == 2) & (sizes.max(1) * 2 == sizes.sum(1)))
 
     def _joined(self, left: Sequence[_Terms]) -> list[_Terms]:
-        """Join labels by all equations that are short enough. Return the others, shortened."""
+        """Merge labels by all short equations, and return the remaining ones, shortened."""
         count = self.count
         edges = [np.array([[0, count]])]
         longer = []
@@ -151,7 +151,7 @@ class Units:
         return [self._replaced(terms, root, sign) for terms in longer if len(terms[0])]
 
     def _differences(self, terms: _Terms) -> _Terms:
-        """Short equations between labels that stand beside the same others, as in tables."""
+        """Subtract equations with all but one label in common, as in tables."""
         labels, c = terms
         pairs = []
         for k in range(labels.shape[1]):
@@ -165,7 +165,7 @@ class Units:
         return differences[0][is_short], differences[1][is_short]
 
     def _replaced(self, terms: _Terms, root: Ints, sign: Ints) -> _Terms:
-        """Equations of the representatives, each once, with one term for each of them."""
+        """Substitute the representatives, with one term for each, and drop duplicates."""
         labels, c = terms
         c = c * sign[labels]
         labels = root[labels]
@@ -183,7 +183,7 @@ class Units:
 
     # -------------------------------------------------------------- elimination
     def rows(self, terms: _Terms) -> Iterable[Row]:
-        """Linear combinations that stand in a table."""
+        """Yield the rows of a table as linear combinations."""
         for labels, c in zip(terms[0].tolist(), terms[1].tolist(), strict=True):
             yield {v: k for v, k in zip(labels, c, strict=True) if v}
 
@@ -213,12 +213,12 @@ class Units:
 
 
 def ratio(a: Any, b: Any) -> Any:
-    """The quotient of rational numbers, as an integer where it is one."""
+    """Return the quotient of rational numbers, as an integer where possible."""
     return a // b if a % b == 0 else Fraction(a) / b
 
 
 def _terms(equation: Equation, over: Field) -> _Terms:
-    """The rows of an equation with whole coefficients."""
+    """Return the rows of an equation with integer coefficients."""
     shared = np.lcm.reduce([c.denominator for c in equation.coefficients])
     whole = [int(c * int(shared)) for c in equation.coefficients]
     c = np.broadcast_to(np.array(whole, np.int64), equation.labels.shape)
@@ -226,7 +226,7 @@ def _terms(equation: Equation, over: Field) -> _Terms:
 
 
 def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
-    """Equations with as many labels in one table."""
+    """Group equations by their number of labels, as one table for each number."""
     tables: dict[int, list[_Terms]] = {}
     for row in terms:
         tables.setdefault(row[0].shape[1], []).append(row)
@@ -237,7 +237,7 @@ def _by_width(terms: Iterable[_Terms]) -> list[_Terms]:
 
 
 def units_at_entries(factors: Sequence[Factor], over: Field) -> Ints:
-    """The labels of entries, one in a row, for entries that every label of a factor is met in."""
+    """Return the labels of entries, one row per entry, covering every label of each factor."""
     acting = [x for x in factors if (x.power if over == "rational" else x.parity)]
     if not acting:
         return np.zeros((0, 1), np.int64)
@@ -249,6 +249,6 @@ def units_at_entries(factors: Sequence[Factor], over: Field) -> Ints:
 
 
 def _first_places(factor: Factor) -> Ints:
-    """The first place of each label of a factor."""
+    """Return the first position of each label of a factor."""
     first = np.unique(factor.labels.numpy(), return_index=True)[1]
     return np.stack(np.unravel_index(first, (1, *factor.labels.shape)), 1)[:, 1:]

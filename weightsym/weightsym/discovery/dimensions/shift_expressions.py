@@ -1,4 +1,4 @@
-"""Constants that may be added to the entries of tensors: sums of unknowns, and their equations."""
+"""Constants that may be added to tensor entries: sums of unknowns, and their equations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Pattern: TypeAlias = frozenset[frozenset[tuple[int, int | Fraction]]]
 
 
 class Read(NamedTuple):
-    """A layer whose weight multiplies channels to which constants may be added.
+    """A layer whose weight multiplies channels that may be shifted by constants.
 
     Attributes:
         weight: its name.
@@ -50,7 +50,7 @@ class Read(NamedTuple):
 
 
 class Expressions:
-    """Numbers for sums of unknown constants. Number 0 stands for nothing.
+    """Sums of unknown constants, identified by numbers. Number 0 stands for zero.
 
     A number is that of an unknown, of the sum or the difference of two other numbers, or of
     something that vanishes with other numbers, such as their product with an activation.
@@ -70,7 +70,7 @@ class Expressions:
 
     # -------------------------------------------------------------- numbers
     def fresh(self, *shape: int) -> Tensor:
-        """Numbers of new unknowns, in a shape."""
+        """Return new unknowns in a given shape."""
         size = int(np.prod(shape, dtype=np.int64))
         self.count += size
         if self.count > len(self._zero):
@@ -81,14 +81,14 @@ class Expressions:
         return torch.arange(self.count - size, self.count).reshape(shape)
 
     def stop(self, numbers: Tensor) -> None:
-        """State that nothing may be added there."""
+        """Require some sums to be zero."""
         stopped = np.unique(numbers.numpy())
         stopped = stopped[(stopped > 0) & ~self._zero[stopped]]
         self._zero[stopped] = True
         self.stops.append(stopped)
 
     def live(self, numbers: Tensor) -> Tensor | None:
-        """The numbers without those that are stopped. None where nothing is left."""
+        """Return the numbers with zero for stopped ones, or None if all are stopped."""
         left = numbers.masked_fill(torch.from_numpy(self._zero)[numbers], 0)
         return compress(left) if bool(left.any()) else None
 
@@ -118,7 +118,7 @@ class Expressions:
         return torch.from_numpy(new[index])
 
     def equate(self, numbers: Tensor, dims: Iterable[int]) -> Tensor:
-        """State that the same is added all along some dimensions, which become of size 1."""
+        """Require the same constant along some dimensions, and reduce them to size 1."""
         for d in dims:
             first = numbers.narrow(d, 0, min(1, numbers.shape[d]))
             if numbers.shape[d] > 1:
@@ -128,14 +128,14 @@ class Expressions:
 
     # -------------------------------------------------------------- what operations make of them
     def made_of(self, numbers: Tensor, *shape: int) -> Tensor:
-        """New numbers, of which nothing is known but that they vanish if others all do."""
+        """Return new sums, known only to vanish if the given ones all do."""
         result, hub = self.fresh(*shape), self.fresh(1)
         self.depend(result, hub)
         self.depend(hub, torch.unique(numbers))
         return result
 
     def multiple(self, numbers: Tensor) -> Tensor:
-        """The numbers times one number, which is not zero."""
+        """Return the sums times an unknown nonzero factor."""
         distinct, index = torch.unique(numbers, return_inverse=True)
         result = self.fresh(len(distinct))
         self._factors += 1
@@ -143,30 +143,30 @@ class Expressions:
         return result[index].masked_fill(numbers == 0, 0)
 
     def depend(self, results: Tensor, sources: Tensor, factor: int = 0) -> None:
-        """State that each of some numbers vanishes with one of others, of which it is made."""
+        """Record that each result vanishes if its sources do."""
         self._made[results.numpy()] = True
         pairs = torch.stack(torch.broadcast_tensors(results, sources), -1).reshape(-1, 2)
         pairs = pairs[pairs[:, 1] > 0]
         self.sources.append(torch.nn.functional.pad(pairs, (0, 1), value=factor).numpy())
 
     def read(self, layer: Read) -> Tensor:
-        """New numbers of what a layer makes of its channels, by row."""
+        """Return the sums that a layer makes of its input channels, by row."""
         result = self.made_of(torch.from_numpy(layer.incoming), len(layer.rows))
         self._read[result.numpy()] = True
         self.reads.append(layer._replace(made=result.numpy()))
         return result
 
     def is_made(self, numbers: Tensor) -> Tensor:
-        """Tell whether a number stands for something of which it is only known when it vanishes."""
+        """Return whether each sum is known only by when it vanishes."""
         return torch.from_numpy(self._made)[numbers]
 
     def is_read(self, numbers: Tensor) -> Tensor:
-        """Tell whether a number stands for what layers make of their channels, and nothing else."""
+        """Return whether each sum stands for a layer's output and nothing else."""
         return torch.from_numpy(self._read)[numbers]
 
 
 class Solution:
-    """The constants that may be added to every number, in terms of unknowns that are free.
+    """The constants that may be added, in terms of free unknowns.
 
     Attributes:
         reads: the layers, without those that read the same as another one.
@@ -188,7 +188,7 @@ class Solution:
         self._sources = np.concatenate(expressions.sources)
 
     def solve(self, stops: Ints) -> None:
-        """Solve for what may be added, if nothing may be added to some numbers."""
+        """Solve for the constants, given the sums that must be zero."""
         is_zero, equations = self._equations(stops)
         entries, is_bound = _solved(equations, is_zero)
         free = np.flatnonzero(~is_bound & ~self._is_sum)
@@ -204,12 +204,12 @@ class Solution:
         return csr_array((values.astype(np.int64), (rows, columns)), shape)
 
     def terms(self, numbers: Ints) -> csr_array:
-        """By number, the combination of others that it stands for."""
+        """Return the linear combination that each number stands for."""
         ones = np.ones(len(numbers))
         return self._expanded(self._matrix(np.arange(len(numbers)), numbers, ones, len(numbers)))
 
     def of(self, numbers: Ints) -> csr_array:
-        """By number, how often each free unknown is added there."""
+        """Return the coefficients of the free unknowns in each number."""
         solved = csr_array(self.terms(numbers) @ self._solved)
         solved.eliminate_zeros()
         return solved
@@ -223,7 +223,7 @@ class Solution:
         return rows
 
     def _distinct(self, reads: Sequence[Read]) -> list[Read]:
-        """Each layer once for all times that it reads the same: then it makes the same of it."""
+        """Merge repeated reads of a layer with equal inputs, whose outputs are then equal."""
         distinct: dict[object, Read] = {}
         same = np.arange(self.count)
         incoming = self.terms(_joined(r.incoming for r in reads))
@@ -239,7 +239,7 @@ class Solution:
         return list(distinct.values())
 
     def _equations(self, stops: Ints) -> tuple[NDArray[np.bool_], csr_array]:
-        """Find what vanishes with others, and the equations of all that does not.
+        """Return a mask of the vanishing sums, and the equations of the others.
 
         Something made of constants vanishes, and they do, where it is in an equation or reaches a
         layer. But multiples by one number fulfil the equations of what they are multiples of.
@@ -276,7 +276,7 @@ def _joined(arrays: Iterable[Ints]) -> Ints:
 
 
 def _without(equations: csr_array, is_zero: NDArray[np.bool_]) -> csr_array:
-    """Equations without unknowns that are zero. Those that say nothing are left out."""
+    """Drop the unknowns that are zero, and then the empty equations."""
     equations = csr_array(equations.multiply(~is_zero))
     equations.eliminate_zeros()
     return equations[np.flatnonzero(np.diff(equations.indptr))]
@@ -284,7 +284,7 @@ def _without(equations: csr_array, is_zero: NDArray[np.bool_]) -> csr_array:
 
 # ------------------------------------------------------------ elimination
 def _solved(equations: csr_array, is_zero: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Rows of an unknown, a free one that it contains, and how often. And which are not free.
+    """Return entries (unknown, free unknown, coefficient), and a mask of bound unknowns.
 
     Equations that share no unknown are solved apart, and those of one form, such as the equations
     of all channels of a layer, once.
@@ -305,7 +305,7 @@ def _solved(equations: csr_array, is_zero: NDArray[np.bool_]) -> tuple[Ints, NDA
 
 
 def _patterns(equations: csr_array) -> Iterator[tuple[_Pattern, Ints]]:
-    """Forms of equations that share unknowns, and the unknowns of all that have it, in rows."""
+    """Group systems of equations by their pattern, and yield the unknowns of each as rows."""
     rows, columns = (x.astype(np.int64) for x in equations.tocoo().coords)
     height, count = equations.shape
     component = connected([np.stack([rows, columns + height], 1)], height + count)
@@ -332,13 +332,13 @@ def _patterns(equations: csr_array) -> Iterator[tuple[_Pattern, Ints]]:
 
 
 def _first(runs: Ints) -> Ints:
-    """The first place of the run of equal numbers in which each place lies."""
+    """Return the start of the run of equal numbers that contains each position."""
     starts = np.r_[True, runs[1:] != runs[:-1]][: len(runs)]
     return np.maximum.accumulate(np.where(starts, np.arange(len(runs)), 0))
 
 
 def _eliminated(pattern: _Pattern) -> list[tuple[int, _Row]]:
-    """Unknowns in terms of earlier ones. All are zero where some would be fractions of others."""
+    """Express unknowns by earlier ones. All are zero if some coefficients would be fractions."""
     solved: dict[int, _Row] = {}
     for items in sorted(pattern, key=lambda row: (len(row), sorted(row))):
         row = _reduced(dict(items), solved)
@@ -353,7 +353,7 @@ def _eliminated(pattern: _Pattern) -> list[tuple[int, _Row]]:
 
 
 def _reduced(row: _Row, solved: dict[int, _Row]) -> _Row:
-    """A row without unknowns that are solved for."""
+    """Substitute the solved unknowns in a row."""
     result: _Row = {}
     pending = list(row.items())
     while pending:

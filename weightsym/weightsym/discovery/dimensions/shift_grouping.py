@@ -19,7 +19,7 @@ from weightsym.groups.symmetries import Axis, ShiftGroup
 
 
 class _Tensor(NamedTuple):
-    """Unknowns of a parameter: of all its entries, or of all along one of its dimensions."""
+    """The unknowns of a parameter, by entry or along one of its dimensions."""
 
     name: str
     dim: int | None
@@ -32,7 +32,7 @@ class _Tensor(NamedTuple):
 
 
 class _Taker(NamedTuple):
-    """A layer, a bias that takes up what it makes, and the rows of its entries, if not the same."""
+    """A layer, the bias that absorbs its output, and the bias rows if they differ."""
 
     layer: Read
     bias: str
@@ -40,7 +40,7 @@ class _Taker(NamedTuple):
 
 
 class Uses:
-    """Constants that are added to parameters, and what their entries take up.
+    """Constants that are added to parameters, and shifts that their entries absorb.
 
     Attributes:
         system: statements about numbers.
@@ -56,11 +56,11 @@ class Uses:
         self._taken = [np.zeros((0, 2), np.int64)]
 
     def note(self, name: str, role: str) -> None:
-        """Note a use. Nothing is added to a parameter with uses of several kinds."""
+        """Note a role of a parameter. Nothing is added to parameters with several roles."""
         self._kinds[name].add(role)
 
     def entries(self, name: str, coords: tuple[Tensor, ...]) -> Tensor:
-        """The unknowns of some entries of a parameter."""
+        """Return the unknowns of some entries of a parameter."""
         tensor = self._tensor(name, "entries", 0 if len(self.shapes[name]) == 1 else None)
         if name not in self._reached:
             self._reached[name] = torch.zeros(self.shapes[name], dtype=torch.bool)
@@ -68,7 +68,7 @@ class Uses:
         return tensor.numbers[coords]
 
     def columns(self, name: str, coords: tuple[Tensor, ...], dim: int) -> Tensor:
-        """The unknowns of what is added to all entries of a matrix along one dimension of a view.
+        """Return the unknowns that shift a matrix along one dimension of a view.
 
         Raises:
             ValueError: if the view is not the whole matrix.
@@ -84,7 +84,7 @@ class Uses:
         return tensor.numbers[coords[position]]
 
     def place(self, name: str, coords: tuple[Tensor, ...], out: int, groups: int) -> Read:
-        """The place of a layer in its weight, whose view writes along dimension ``out``.
+        """Locate a layer in its weight, whose view has outputs along dimension ``out``.
 
         Raises:
             ValueError: if it is not a block of rows of a matrix.
@@ -119,13 +119,13 @@ class Uses:
         return self._unknowns[name, role]
 
     def take_up(self, bias: Tensor, outputs: Tensor) -> None:
-        """Let entries of parameters take up what layers have made of constants."""
+        """Let parameter entries absorb the outputs that layers make of constants."""
         pairs = label_rows(bias, outputs)
         self._taken.append(pairs[pairs[:, 0] > 0])
 
     # -------------------------------------------------------------- what uses say together
     def solved(self) -> tuple[Solution, list[_Tensor], list[_Taker]]:
-        """Solve for everything that is stated."""
+        """Solve the recorded equations."""
         self._hold()
         pairs = distinct_rows([*np.concatenate(self._taken).T])
         _, first, index = np.unique(pairs[:, 0], return_index=True, return_inverse=True)
@@ -139,7 +139,7 @@ class Uses:
         return solution, tensors, takers
 
     def _hold(self) -> None:
-        """Hold what is used in several ways, and rows beyond the example like the others."""
+        """Fix parameters with several roles, and treat rows beyond the example like the others."""
         taken = np.concatenate(self._taken)
         for (name, role), tensor in self._unknowns.items():
             if len(self._kinds[name]) > 1:
@@ -158,7 +158,7 @@ class Uses:
                     self.system.stop(tensor.numbers)
 
     def _takers(self, solution: Solution, bias: Ints, outputs: Ints) -> list[_Taker]:
-        """The biases that take up what layers make, each entry one row."""
+        """Return the biases that absorb layer outputs, one row per entry."""
         layer_of, row_of, owner, index_of = np.full((4, self.system.count), -1)
         tensors = list(self._unknowns.values())
         for k, layer in enumerate(solution.reads):
@@ -193,7 +193,7 @@ _Action: TypeAlias = tuple[int, str | None, tuple[int, ...] | None, int]
 
 
 def groups_of_shifts(uses: Uses, axes: list[Axis]) -> Iterator[ShiftGroup]:
-    """Join free unknowns that act alike, but for positions, and append axes that are new."""
+    """Group free unknowns that act alike at different positions, and append new axes."""
     solution, tensors, takers = uses.solved()
     actions: dict[_Action, int] = {}
     places = [np.zeros((3, 0), np.int64)]
@@ -226,7 +226,7 @@ def groups_of_shifts(uses: Uses, axes: list[Axis]) -> Iterator[ShiftGroup]:
 
 
 def _alike(places: Ints, actions: Sequence[_Action]) -> Iterator[tuple[int, dict[_Action, Tensor]]]:
-    """Unknowns that act alike: the first of them, and by action the positions, one in a row.
+    """Yield the first of the unknowns that act alike, and their positions by action, one per row.
 
     Args:
         places: unknowns, the numbers of actions, and positions, in three rows.
@@ -246,7 +246,7 @@ def _alike(places: Ints, actions: Sequence[_Action]) -> Iterator[tuple[int, dict
 
 
 def _number_of(axes: list[Axis], wanted: Axis) -> int:
-    """The number of an axis, which is appended where there is none like it."""
+    """Return the index of an axis, which is appended if missing."""
     for k, axis in enumerate(axes):
         if replace(axis, role=wanted.role, last_read=wanted.last_read) == wanted:
             return k
@@ -255,7 +255,7 @@ def _number_of(axes: list[Axis], wanted: Axis) -> int:
 
 
 def _group(name: str, columns: Mapping[_Action, Tensor], axes: list[Axis]) -> ShiftGroup:
-    """The group of some unknowns, one in a row, with the positions of each of their actions."""
+    """Build the group of some unknowns from the positions of each of their actions."""
     added, readers = [], []
     for (axis, bias, rows, times), positions in columns.items():
         placement = Placement(axis, positions, times)

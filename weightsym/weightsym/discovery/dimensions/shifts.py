@@ -1,4 +1,4 @@
-"""Constants that may be added to biases because later biases take them up, or softmaxes forget."""
+"""Constants that may be added to biases because later biases absorb or softmaxes ignore them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weightsym.groups.symmetries import Axis, ShiftGroup
 def shifts_of(
     programs: Sequence[Program], axes: Sequence[Axis], fixed: Collection[str] = ()
 ) -> tuple[tuple[Axis, ...], tuple[ShiftGroup, ...], str]:
-    """Find the constants that may be added to tensors of a network.
+    """Find the constants that may be added to the tensors of a network.
 
     Numbers are added to all entries of biases and of tables. They are followed through the
     operations of the network to the layers that read them, whose biases take them up, to softmaxes,
@@ -55,7 +55,7 @@ def shifts_of(
 
 @dataclass(frozen=True, eq=False)
 class _Gain:
-    """Constants added to a tensor: numbers in its shape, of size 1 where they are the same.
+    """Constants added to a tensor, with size 1 along dimensions where they are equal.
 
     ``is_bias`` says that they are those of entries of parameters, to which nothing has happened.
     """
@@ -66,14 +66,14 @@ class _Gain:
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """Entries of a parameter: for each of its dimensions the index, in the shape of the view."""
+    """Entries of a parameter: an index for each of its dimensions, in the shape of the view."""
 
     name: str
     coords: tuple[Tensor, ...]
 
 
 class _Seen(Exception):
-    """An operation sees what is added to its operands."""
+    """Raised where an operation depends on the constants that are added to its operands."""
 
 
 _Operand: TypeAlias = _Gain | _View
@@ -81,7 +81,7 @@ _ZERO = torch.zeros(1, dtype=torch.long)
 
 
 class _Reading:
-    """One reading of a network: of what is added to biases, or else to all rows of weights."""
+    """A traversal of a network with shifts of biases, or of all rows of weights."""
 
     def __init__(self, fixed: Collection[str], to_rows: bool) -> None:
         self.system, self._held, self._to_rows = Expressions(), fixed, to_rows
@@ -89,7 +89,7 @@ class _Reading:
         self._values: dict[Node, Any] = {}
 
     def follow(self, program: Program) -> None:
-        """Follow what is added through all operations. Results and buffers must not see it."""
+        """Follow constants through all operations. Results and buffers must not depend on them."""
         for node in program.nodes:
             if node.op == "placeholder" and program.is_parameter(node):
                 name, shape = program.owners[node.name], _size(node)
@@ -131,14 +131,14 @@ class _Reading:
         return value
 
     def _gain(self, value: Any, ndim: int) -> Any:
-        """Find what is added to a result. All but numbers stays as it is."""
+        """Return the constants in a result. Other values than tensors are unchanged."""
         numbers = self.system.live(value) if isinstance(value, Tensor) else None
         if numbers is None:
             return None if isinstance(value, Tensor) else value
         return _Gain(numbers.reshape([1] * (ndim - numbers.ndim) + list(numbers.shape)))
 
     def _see(self, value: Any) -> None:
-        """Nothing may be added to what an operation sees."""
+        """Require that nothing is added to an operand, because the operation depends on it."""
         for x in _operands(value):
             if isinstance(x, _View):
                 self.uses.note(x.name, "seen")
@@ -147,7 +147,7 @@ class _Reading:
                 self.system.stop(x.numbers)
 
     def _numbers(self, value: Any) -> Tensor | None:
-        """Find what is added to an operand, which takes nothing up."""
+        """Return the constants in an operand that absorbs no shifts."""
         numbers = self._bias(value)
         if numbers is not None:
             self.uses.take_up(numbers, _ZERO)
@@ -155,7 +155,7 @@ class _Reading:
         return value.numbers if isinstance(value, _Gain) else None
 
     def _bias(self, value: Any) -> Tensor | None:
-        """The numbers of entries of parameters, which may take something up."""
+        """Return the unknowns of parameter entries, which may absorb shifts."""
         if isinstance(value, _View) and self._to_rows:
             self._see(value)
             return None
@@ -164,7 +164,7 @@ class _Reading:
         return value.numbers if isinstance(value, _Gain) and value.is_bias else None
 
     def _equal(self, numbers: Tensor, size: Sequence[int], dims: Any = None) -> Tensor:
-        """Find what is added all along some dimensions, which become of size 1.
+        """Require equal constants along some dimensions, and reduce them to size 1.
 
         Along a dimension of which the example has one, what is made of constants may differ.
         """
@@ -179,7 +179,7 @@ class _Reading:
 
     # -------------------------------------------------------------- moves
     def _moved(self, node: Node, value: Any, *args: Any, **named: Any) -> Any:
-        """Numbers, or indices of a parameter, that an operation moves as it moves a tensor."""
+        """Apply a data movement to constants, or to the indices of a parameter."""
         target: Any = node.target
         if any(_is_emptied(size) for size in leaves_of(node.meta["val"])):
             raise _Seen
@@ -207,7 +207,7 @@ class _Reading:
         return value
 
     def _joined(self, node: Node, *args: Any, **named: Any) -> _Gain:
-        """Tensors side by side, or one written into another."""
+        """Concatenate tensors, or write one into another."""
         target: Any = node.target
         is_bias = all(isinstance(x, _View) or x.is_bias for x in _operands(args))
 
@@ -226,14 +226,14 @@ class _Reading:
         return _Gain(compress(joined), is_bias)
 
     def _padded(self, node: Node, x: Any, widths: Any, *args: Any) -> Tensor | None:
-        """Constants around a tensor gain nothing."""
+        """Pad a tensor with constants that are not shifted."""
         numbers = self._numbers(x)
         if numbers is None:
             return None
         return compress(torch.nn.functional.pad(numbers.expand(_size(node.args[0])), widths))
 
     def _picked(self, node: Node, x: Any, which: Any, *args: Any) -> Tensor:
-        """Rows of a table, or of what gains the same in all rows."""
+        """Select rows of a table, or of a tensor whose rows share their constants."""
         dims = [which] if isinstance(which, int) else [d for d, i in enumerate(node.args[1]) if i]  # type: ignore[arg-type]
         size, shape = _size(node.args[0]), _size(node)
         if len(dims) != 1 or (isinstance(x, _View) and self._to_rows):
@@ -265,14 +265,14 @@ class _Reading:
         return self._sum(node, None, x)
 
     def _taken_up(self, numbers: Tensor | None, bias: Tensor) -> Tensor:
-        """A bias takes up what layers have made of constants. More may be added to both."""
+        """Let a bias absorb layer outputs. Further constants may be added to both."""
         numbers = _ZERO if numbers is None else numbers
         is_read = self.system.is_read(numbers)
         self.uses.take_up(bias, numbers.masked_fill(~is_read, 0))
         return self.system.combine(numbers.masked_fill(is_read, 0), bias)
 
     def _product(self, node: Node, x: Any, y: Any, **named: Any) -> Tensor:
-        """What is added is multiplied by the other factor, of which nothing is known."""
+        """Multiply constants by an unknown factor."""
         if operation_of(node) == "div" and (named or _operands(y)):
             raise _Seen
         total = _ZERO
@@ -284,7 +284,7 @@ class _Reading:
         return total
 
     def _times(self, numbers: Tensor, factor: Any, size: Sequence[int]) -> Tensor:
-        """Where all entries differ afterwards, nothing can forget what is added to them."""
+        """Scale constants by a factor, unless all entries then differ and none can be ignored."""
         if not isinstance(factor, Node) or not _size(factor):
             return self.system.multiple(numbers)
         shape = torch.broadcast_shapes(numbers.shape, _size(factor))
@@ -296,7 +296,7 @@ class _Reading:
         return result.masked_fill(numbers == 0, 0)
 
     def _chosen(self, node: Node, condition: Any, x: Any, y: Any) -> Tensor | None:
-        """One of two numbers, to which the same is added, unless one is minus infinity."""
+        """Select between operands with equal constants, or ignore one that is minus infinity."""
         if condition is not None:
             raise _Seen
         sides = zip((x, y), node.args[1:], strict=True)
@@ -308,7 +308,7 @@ class _Reading:
 
     # -------------------------------------------------------------- rows, pools and norms
     def _largest(self, node: Node, x: Any, *args: Any, **named: Any) -> Tensor | None:
-        """The largest, the smallest or sorted numbers, where the same is added to all."""
+        """The maximum, minimum or sorted values of entries with equal constants."""
         name, numbers = operation_of(node), self._numbers(x)
         position, default = _DIMENSION.get(name, (0, None))
         dims = named.get("dim", args[position] if len(args) > position else default)
@@ -318,7 +318,7 @@ class _Reading:
         return None if name in ("argmax", "argmin") else _squeezed(numbers, node, dims)
 
     def _mean(self, node: Node, x: Any, dims: Any = None, *args: Any, **named: Any) -> Any:
-        """Averages of what all gain. Variances forget it."""
+        """The mean of entries with equal constants, or their variance, which ignores them."""
         numbers, name = self._numbers(x), operation_of(node)
         if numbers is None:
             return None
@@ -332,7 +332,7 @@ class _Reading:
         return numbers if name == "mean" else (None, numbers)
 
     def _pooled(self, node: Node, x: Any, *args: Any, **named: Any) -> Tensor:
-        """Averages, extremes and interpolations over places of which all gain the same."""
+        """Pool or interpolate over positions with equal constants."""
         numbers = self._numbers(x)
         padding = named.get("padding", args[2] if len(args) > 2 else 0)
         divisor = named.get("divisor_override", args[5] if len(args) > 5 else None)
@@ -344,7 +344,7 @@ class _Reading:
         return numbers
 
     def _normalised(self, node: Node, x: Any, weight: Any, bias: Any, *args: Any) -> Tensor | None:
-        """A norm sees what is added, unless its statistics are those of the tensor alone."""
+        """Normalise: constants are ignored only by statistics of the tensor itself."""
         numbers = self._numbers(x)
         is_own = node.target is torch.ops.aten._native_batch_norm_legit.no_stats
         by_channel = numbers is not None and numbers.numel() == numbers.shape[1]
@@ -362,7 +362,7 @@ class _Reading:
         self, node: Node, x: Any, weight: Any, bias: Any, stride: Any, padding: Any,
         dilation: Any, transposed: bool, output_padding: Any, groups: int,
     ) -> Tensor | None:  # fmt: skip
-        """A convolution reads what all places gain. Zeros around them gain nothing."""
+        """Convolve constants that are equal at all positions, without zero padding."""
         numbers, result = self._numbers(x), None
         if any(padding) or transposed or self._to_rows or not isinstance(weight, _View):
             self._see([x, weight])
@@ -375,7 +375,7 @@ class _Reading:
         return None if result is None else _along(result, 1, len(_size(node)))
 
     def _multiplied(self, node: Node, x: Any, y: Any) -> Tensor | None:
-        """A product of matrices, seen from the side of each."""
+        """Multiply two matrices, following the constants of either."""
         is_vector = [len(_size(n)) == 1 for n in node.args]
         both = [self._factor(value, 1 - side) for side, value in enumerate((x, y))]
         if both[0] is not None and both[1] is not None:
@@ -392,7 +392,7 @@ class _Reading:
         return result
 
     def _factor(self, value: Any, dim: int) -> Tensor | None:
-        """Find what is added to a factor: to a weight, the same along all but a dimension."""
+        """Return the constants in a factor, for a weight equal along all but one dimension."""
         if not isinstance(value, _View):
             return self._numbers(value)
         if self._to_rows:
@@ -401,7 +401,7 @@ class _Reading:
         return None
 
     def _through(self, numbers: Tensor, node: Node, side: int, value: Any) -> Tensor:
-        """Rows of numbers after another matrix, or averages."""
+        """Multiply rows of constants by a matrix that is unknown or averages them."""
         size_here, size_there = (_size(node.args[k]) for k in (side, 1 - side))
         rows, size = (
             (1, size_here[0]) if len(size_here) == 1 else size_here[-2:][:: -1 if side else 1]
@@ -421,7 +421,7 @@ class _Reading:
         return self.system.made_of(numbers, *lead, 1, width)
 
     def _read(self, numbers: Tensor, size: int, weight: _View, out: int, groups: int = 1) -> Tensor:
-        """Channels along the last dimension after a weight, by row."""
+        """Apply a weight to the channels of the last dimension."""
         self.uses.note(weight.name, "weight")
         tensor = self.uses.place(weight.name, weight.coords, out, groups)
         row = self.system.equate(numbers, range(numbers.ndim - 1)).reshape(-1)
@@ -430,7 +430,7 @@ class _Reading:
 
 # ------------------------------------------------------------ rules
 def _rule(node: Node) -> Callable[..., Any]:
-    """What an operation does with what is added. Without a rule, it sees it."""
+    """Return the rule of an operation, or one that lets nothing be added to its operands."""
     name = operation_of(node)
     if "pool" in name or "upsample" in name:
         return _Reading._pooled
@@ -477,7 +477,7 @@ def _operands(values: Any) -> list[_Operand]:
 
 
 def _is_emptied(value: Any) -> bool:
-    """Whether a tensor has no entries, but may have some in another example, as ``x[:, 1:]``."""
+    """Return whether a tensor is empty, but perhaps not for another example, as ``x[:, 1:]``."""
     return isinstance(value, Tensor) and value.ndim > 1 and not value.numel()
 
 
@@ -487,25 +487,25 @@ def _size(node: Any) -> torch.Size:
 
 
 def _dims(dims: Any, ndim: int) -> list[int]:
-    """The dimensions that an operation names, or all."""
+    """Return the dimensions that an operation names, or all."""
     named = [dims] if isinstance(dims, int) else dims or range(ndim)
     return [d % ndim for d in named]
 
 
 def _squeezed(numbers: Tensor, node: Node, dims: Any) -> Tensor:
-    """Numbers without the dimensions that an operation has taken away."""
+    """Drop the dimensions that an operation has removed."""
     value = node.meta["val"]
     ndim = (value if isinstance(value, Tensor) else value[0]).ndim
     return numbers if ndim == numbers.ndim else numbers.squeeze(_dims(dims, numbers.ndim))
 
 
 def _along(numbers: Tensor, dim: int, ndim: int) -> Tensor:
-    """Numbers along one dimension of several."""
+    """Reshape values to lie along one dimension of several."""
     return numbers.reshape([-1 if d == dim else 1 for d in range(ndim)])
 
 
 def _is_lowest(node: Any) -> bool:
-    """Tell whether a tensor is minus infinity everywhere, or the least number of its kind."""
+    """Return whether a tensor is minus infinity everywhere, or the least value of its dtype."""
     while isinstance(node, Node) and operation_of(node) in UNCHANGED | RESHAPES | {"expand"}:
         node = node.args[0]
     name = operation_of(node) if isinstance(node, Node) else ""
@@ -516,7 +516,7 @@ def _is_lowest(node: Any) -> bool:
 
 
 def _sums_to_one(node: Any, dim: int) -> bool:
-    """Tell whether the numbers along a dimension were divided by their sum."""
+    """Return whether values were divided by their sum along a dimension."""
     while isinstance(node, Node) and node.op == "call_function" and dim >= 0:
         name, size, source = operation_of(node), _size(node), node.args[0]
         if name == "div":
@@ -529,7 +529,7 @@ def _sums_to_one(node: Any, dim: int) -> bool:
 
 
 def _place_before(node: Node, dim: int, before: torch.Size, size: torch.Size) -> int:
-    """The place of a dimension before a move, negative where it was none."""
+    """Return the index of a dimension before a move, negative if it did not exist."""
     name = operation_of(node)
     if name == "permute":
         return int(node.args[1][dim]) % len(size)  # type: ignore[index, arg-type]
@@ -542,7 +542,7 @@ def _place_before(node: Node, dim: int, before: torch.Size, size: torch.Size) ->
 
 
 def _is_sum(node: Any, value: Any, dim: int) -> bool:
-    """Tell whether a tensor is the sum of another one along a dimension, which it keeps."""
+    """Return whether a tensor is the sum of another along a dimension that is kept."""
     if not isinstance(node, Node) or operation_of(node) != "sum" or node.args[0] is not value:
         return False
     dims, keepdim = (*node.args[1:], None, None)[:2]

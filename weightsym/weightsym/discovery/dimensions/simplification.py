@@ -1,4 +1,4 @@
-"""Graphs in simpler words: sizes without numbers, diagonals as factors, sums of stacks as sums."""
+"""Simpler graphs: sizes without values, diagonal matrices as factors, sums of stacks as sums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 64
 
 
 def simplify(graph: Graph) -> None:
-    """Write what has simpler words in these. What is left without users stays in the graph."""
+    """Rewrite operations in simpler ones. Unused nodes remain in the graph."""
     for node in graph.nodes:
         if node.op == "call_function":
             with graph.inserting_before(node):
@@ -32,7 +32,7 @@ def simplify(graph: Graph) -> None:
 
 
 def _forget_numbers(graph: Graph, node: Node) -> None:
-    """Give an operation that only asks for the size of a tensor an empty one in its place."""
+    """Replace a tensor by an empty one where an operation only asks for its size."""
     source = node.args[0] if node.args else None
     if _ASKS_FOR_SIZE.fullmatch(operation_of(node)) and isinstance(source, Node):
         size = source.meta["val"]
@@ -43,7 +43,7 @@ def _forget_numbers(graph: Graph, node: Node) -> None:
 
 
 def _scaled(graph: Graph, node: Node) -> Node | None:
-    """A product with a diagonal matrix: a product of single numbers."""
+    """Rewrite a product with a diagonal matrix as an elementwise product."""
     operands: Any = node.args if operation_of(node) in ("mm", "bmm", "matmul") else ()
     for k, operand in enumerate(operands):
         is_diagonal = operation_of(operand) == "diag_embed" and len(operand.args) == 1
@@ -54,7 +54,7 @@ def _scaled(graph: Graph, node: Node) -> Node | None:
 
 
 def _added(graph: Graph, node: Node) -> Node | None:
-    """The sum, or the mean, of tensors that were stacked for it."""
+    """Rewrite the sum or mean of a stack as the sum or mean of its tensors."""
     name, args = operation_of(node), list[Any](node.args)
     if name not in ("sum", "mean") or len(args) != 2 or node.kwargs or len(args[1] or ()) != 1:
         return None
@@ -66,7 +66,7 @@ def _added(graph: Graph, node: Node) -> Node | None:
 
 
 def _stacked(stack: Any, d: int) -> list[Node]:
-    """The tensors that were stacked along a dimension; none if it was made otherwise."""
+    """Return the tensors stacked along a dimension, or none for any other tensor."""
     shape, source = list(stack.meta["val"].shape), stack
     if operation_of(stack) in RESHAPES and d % len(shape) == 0:  # as `stack` does
         source = stack.args[0]

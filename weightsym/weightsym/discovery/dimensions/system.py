@@ -1,4 +1,4 @@
-"""Statements of a network about labels: ties, equations of units, colours, and their origins."""
+"""Constraints on labels: ties, unit equations and colours, with their origins."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _IN_PLACE_ORDER = frozenset({"tie", "dot", "sum", "cat"})
 
 
 class Tie(NamedTuple):
-    """Pairs of labels of which one moves as the other. ``origin`` is the operation that says so."""
+    """Pairs of labels that move together. ``origin`` is the operation that requires it."""
 
     pairs: Ints
     origin: int
 
 
 class Equation(NamedTuple):
-    """Rows of labels whose log scales (or signs), times the coefficients, add up to zero."""
+    """Rows of labels whose log scales (or signs), times the coefficients, sum to zero."""
 
     labels: Ints
     coefficients: tuple[Fraction, ...]
@@ -47,7 +47,7 @@ class Equation(NamedTuple):
 
 @dataclass
 class System:
-    """Statements about labels. Label 0 is a unit that is fixed.
+    """Constraints on labels. Label 0 is a fixed unit.
 
     The ``origin`` of statements is an operation, ``is_ordered`` says whether it tells its operands
     apart.
@@ -70,18 +70,18 @@ class System:
     choices: list[list[bool]] = field(default_factory=list)
 
     def new(self, *shape: int) -> Tensor:
-        """Labels that no statement has named so far, in a shape."""
+        """Return new labels in a given shape."""
         size = int(np.prod(shape, dtype=np.int64))
         self.count += size
         return torch.arange(self.count - size, self.count).reshape(shape)
 
     def new_axis(self, size: int) -> Tensor:
-        """New labels of an axis of a parameter."""
+        """Return new labels for an axis of a parameter."""
         self.axes.append(range(self.count, self.count + size))
         return self.new(size)
 
     def named(self) -> Tensor:
-        """By label, whether a statement names it."""
+        """Return a mask of the labels that occur in a constraint."""
         result = torch.zeros(self.count, dtype=torch.bool)
         rows = [*(t.pairs for t in self.ties), *(pairs for _, pairs in self.relations)]
         rows += [*(e.labels for e in (*self.scales, *self.signs)), *(c[0] for c in self.colours)]
@@ -90,7 +90,7 @@ class System:
         return result
 
     def note_table(self, value: Value, operand: Value) -> None:
-        """Note the axes of a parameter that stands beside units of rows, each with its own."""
+        """Note the axes of a parameter that is combined with rows of individual units."""
         free = [x for x in value.factors if x.is_free and len(x.dims) <= 1 and not x.only_moves]
         for y in operand.factors if len(free) > 1 else ():
             inside = [x for x in free if x.dims <= y.dims and x.is_free_beside(free)]
@@ -103,7 +103,7 @@ class System:
     def tie(
         self, a: Tensor, b: Tensor, name: str = "tie", over: frozenset[int] | None = None
     ) -> bool:
-        """Labels at one place move together: as one if each belongs to one of the others.
+        """Tie labels at the same positions: as equal if they correspond one to one.
 
         Where one meets several others ``over`` the same dimensions, their order counts.
         """
@@ -130,7 +130,7 @@ class System:
     def _tie_factor(
         self, labels: Tensor, factor: Factor, name: str, is_placed: bool = False
     ) -> bool:
-        """Let products move with a factor. One factor of all entries stays a label of its own."""
+        """Tie products to one factor. A single factor for all entries keeps its label."""
         if is_placed and factor.places is not None:
             rows = label_rows(labels, factor.labels, factor.places)
             have_one_place = len(rows) == len(label_rows(labels, factor.labels))
@@ -145,7 +145,7 @@ class System:
         return False
 
     def tell_apart(self, factor: Factor, key: int = 0, dims: Sequence[int] | None = None) -> None:
-        """Every place along some dimensions, or all, has a colour: nothing moves along them."""
+        """Colour every position along some or all dimensions, so that nothing moves there."""
         flat = np.ascontiguousarray(factor.labels.numpy()).ravel()
         shape = [n if dims is None or d in dims else 1 for d, n in enumerate(factor.labels.shape)]
         places = np.arange(int(np.prod(shape))).reshape(shape)
@@ -153,11 +153,11 @@ class System:
         self.colour(flat, places + 1_000_003 * key)
 
     def colour(self, labels: Ints, keys: Ints) -> None:
-        """Labels of different keys do not change places."""
+        """Forbid exchanges of labels with different keys."""
         self.colours.append((labels, keys, self.origin))
 
     def mark(self, mark: Mark, factor: Factor) -> None:
-        """Note what keeps the matrices of a factor from acting."""
+        """Note a reason why matrices cannot act on a factor."""
         labels = distinct(factor.labels.numpy())
         self.marks.setdefault(mark, []).append(labels[labels >= 0])
 
@@ -165,7 +165,7 @@ class System:
     def balance(
         self, terms: Sequence[tuple[Factor, int]], scale: bool = True, sign: bool = True
     ) -> None:
-        """The units of some factors, with coefficients 1 or -1, cancel at every place."""
+        """Require that the units of some factors, with coefficients 1 or -1, cancel everywhere."""
         live = [(p.labels, p.power * k) for p, k in terms if p.power != 0]
         if scale and live:
             rows = _spanning_rows([labels for labels, _ in live])
@@ -176,11 +176,11 @@ class System:
             self.signs.append(Equation(_spanning_rows(odd), ones, self.origin))
 
     def stop(self, factor: Factor, scale: bool = True, sign: bool = True) -> None:
-        """The unit of a factor is one: no scale, or no sign, passes here."""
+        """Require that the unit of a factor is one: no scale, or no sign, passes."""
         self.balance([(factor, 1)], scale, sign)
 
     def fix(self, factor: Factor, key: int = 0) -> None:
-        """Nothing moves, scales or flips along a factor."""
+        """Forbid any movement, scale or sign along a factor."""
         self.tell_apart(factor, key)
         if not factor.only_moves:
             self.stop(replace(factor, power=Fraction(1), parity=1))
@@ -190,7 +190,7 @@ class System:
     def stand_beside(
         self, factor: Factor, value: Value, mark: Mark = "apart", others: Sequence[Factor] = ()
     ) -> None:
-        """A factor meets numbers that may differ, but along dimensions of factors beside them."""
+        """Combine a factor with values that may vary, except along dimensions of the others."""
         inner = factor.dims.difference(chosen(factor.labels), *(y.dims for y in others))
         dims = sorted(d for d in inner if value.varies[d] and value.shape[d] > 1)
         if not dims:
@@ -206,21 +206,21 @@ class System:
 
     # -------------------------------------------------------------- padding
     def filled(self, factor: Factor) -> Factor:
-        """The factor where something else than zero stands in the place of padding."""
+        """Replace the padding of a factor by new labels, for padding other than zero."""
         padding = factor.labels == ZERO
         if not bool(padding.any()):
             return factor
         return replace(factor, labels=torch.where(padding, self.new(*padding.shape), factor.labels))
 
     def beside_padding(self, factor: Factor, partner: Factor) -> None:
-        """Note what meets nothing but padding in a product."""
+        """Note the labels that a product pairs with padding only."""
         if bool((partner.labels < 0).any()):
             labels, beside = torch.broadcast_tensors(factor.labels, partner.labels)
             padded = torch.unique(labels[beside < 0])
             self.padded.append(padded[~torch.isin(padded, labels[beside >= 0])].numpy())
 
     def hold_unread(self) -> None:
-        """Hold what meets padding everywhere, since nobody reads it."""
+        """Fix the labels that are paired with padding everywhere, because nothing reads them."""
         pairs = [t.pairs for t in self.ties] + [rows for _, rows in self.relations]
         present = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in pairs)])
         for labels in self.padded:
@@ -230,7 +230,7 @@ class System:
 
     # -------------------------------------------------------------- values
     def as_one_factor(self, value: Value, is_ordered: bool = False) -> Value:
-        """The product of the factors as one, with new labels, where their order may matter."""
+        """Merge the factors of a value into one with new labels, in order if asked."""
         factors = self.absorb(value.factors)
         if len(factors) <= 1:
             return replace(value, factors=factors)
@@ -258,7 +258,7 @@ class System:
         return replace(value, factors=(joined,))
 
     def absorb(self, factors: Sequence[Factor]) -> tuple[Factor, ...]:
-        """Factors that only move are dropped beside others that reach as far."""
+        """Drop factors that only move beside others over the same dimensions."""
         left = list(factors)
         moving = [p for p in left if p.only_moves]
         for factor in sorted(moving, key=lambda p: not p.is_noise):
@@ -283,7 +283,7 @@ class System:
         return tuple(left)
 
     def settled(self, value: Value) -> Value:
-        """The value for an operation that sees one label for every entry."""
+        """Return the value for an operation that needs one label per entry."""
         factors = self.absorb(value.factors)
         repeated = len(factors) > 1 and len({p.dims for p in factors}) < len(factors)
         if repeated or any(p.power not in (0, 1) for p in factors):
@@ -293,7 +293,7 @@ class System:
 
 
 def _spanning_rows(labels: Sequence[Tensor]) -> Ints:
-    """Rows of labels at places from which the sums at all others follow.
+    """Return rows of labels at positions that determine the sums at all others.
 
     Labels that change along other dimensions change by themselves: it is enough to go along one
     group of dimensions where all others are at one place.
@@ -318,19 +318,19 @@ def _spanning_rows(labels: Sequence[Tensor]) -> Ints:
 
 
 def is_grid(rows: Ints) -> bool:
-    """Tell whether each of several labels meets each of several others."""
+    """Return whether every label of one column occurs with every label of the other."""
     sizes = [len(distinct(column)) for column in rows.T]
     return min(sizes) > 1 and len(rows) == sizes[0] * sizes[1]
 
 
 def _determines(wide: Tensor, narrow: Tensor) -> bool:
-    """Tell whether the first label of a place says what the second is."""
+    """Return whether the first label at a position determines the second."""
     rows = label_rows(wide, narrow)
     return len(distinct(rows[:, 0])) == len(rows)
 
 
 def _keys(value: Value, factor: Factor) -> Tensor:
-    """A number for every place of a factor that says which constants stand there."""
+    """Number every position of a factor by the constants there."""
     numbers = value.constant
     assert numbers is not None
     for d in range(numbers.ndim):

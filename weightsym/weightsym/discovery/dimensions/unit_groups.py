@@ -1,4 +1,4 @@
-"""Groups of positive factors and of signs, from the variables that channels follow."""
+"""Groups of positive scales and of signs, from the variables of the channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightsym.groups.units import WRITES
 
 
 class Actions(NamedTuple):
-    """Variables, the places where they act, and powers: four columns of one length."""
+    """Variables, the positions on which they act, and powers, as four columns of equal length."""
 
     variables: Ints
     positions: Ints
@@ -25,7 +25,7 @@ class Actions(NamedTuple):
 
 
 def unit_groups(group_type: type[Group], axes: Sequence[Axis], acts: Actions) -> tuple[Any, ...]:
-    """Variables that act on the same axes in the same way form one group.
+    """Group the variables that act on the same axes in the same way.
 
     Args:
         group_type: what the groups are.
@@ -65,7 +65,7 @@ def unit_groups(group_type: type[Group], axes: Sequence[Axis], acts: Actions) ->
 
 
 def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tuple[Placement, ...]:
-    """Places of units that all act on the same axes: one row of the table for each of them."""
+    """Return the placements of units that all act on the same axes, one table row per unit."""
     actions = np.stack([axis_ids[rows[0]], powers[rows[0]]], 1)
     places = []
     for axis, power in dict.fromkeys(map(tuple, actions.tolist())):
@@ -75,7 +75,7 @@ def _placements(axis_ids: Ints, powers: Ints, positions: Ints, rows: Ints) -> tu
 
 
 def writer_of(axes: Sequence[Axis], places: Sequence[Placement]) -> str:
-    """The tensor that writes the units of a group."""
+    """Return the tensor that writes the units of a group."""
     writers = [axes[p.axis] for p in places if axes[p.axis].role in WRITES]
     return (writers or [axes[p.axis] for p in places])[0].tensor
 

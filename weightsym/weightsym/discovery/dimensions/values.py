@@ -1,4 +1,4 @@
-"""The one value of the engine: a tensor whose entries are products of factors."""
+"""The value type of the engine: a tensor whose entries are products of factors."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ class Factor:
 
     @property
     def dims(self) -> frozenset[int]:
-        """The dimensions along which the labels change."""
+        """The dimensions along which the labels vary."""
         return frozenset(d for d, n in enumerate(self.labels.shape) if n > 1)
 
     @property
     def only_moves(self) -> bool:
-        """Tell whether it says how entries move, and nothing about their units."""
+        """True for a factor that describes how entries move, but has no unit."""
         return self.power == 0 and self.parity == 0
 
     @property
     def is_free(self) -> bool:
-        """Tell whether it is an axis of a parameter."""
+        """True for an axis of a parameter."""
         return self.axis is not None
 
     def is_free_beside(self, others: Iterable[Factor]) -> bool:
-        """Tell whether another axis of its parameter can take up its units."""
+        """Return whether another axis of the same parameter can absorb its units."""
         return any(
             self.axis and x.axis and x.axis[0] == self.axis[0] and x.axis != self.axis
             for x in others
         )
 
     def without_units(self) -> Factor:
-        """The factor that only says how entries move."""
+        """Return the factor without its units."""
         return replace(self, power=Fraction(0), parity=0)
 
     def on(self, move: Callable[[Tensor], Tensor]) -> Factor:
-        """The factor whose labels an operation has moved."""
+        """Apply a move to the labels."""
         labels, places = move(self.labels), None
         if self.places is not None:
             places = move(self.places)
@@ -80,18 +80,18 @@ class Factor:
         return self.with_labels(labels, places)
 
     def with_labels(self, labels: Tensor, places: Tensor | None = None) -> Factor:
-        """The factor with other labels, of which some may stand at several places."""
+        """Return the factor with other labels, some of which may occur at several positions."""
         has_several = places is not None and places.numel() > 1
         return replace(self, labels=labels, places=places if has_several else None)
 
     def to_power(self, power: Fraction, parity: int) -> Factor:
-        """The factor of a function of the given power and parity."""
+        """Return the factor after a function of the given power and parity."""
         return replace(self, power=self.power * power, parity=self.parity * parity)
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Numbers that stand for an index among labels, or for what is counted by one.
+    """Values that stand for an index among labels, or for a count of one.
 
     Attributes:
         numbers: one choice of all; as many as there are labels where nothing is chosen.
@@ -106,7 +106,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor: its shape, its factors, and its numbers where these are constant.
+    """A tensor: its shape, its factors, and its values if they are constant.
 
     ``varies`` says for every dimension whether numbers may differ along it: what was broadcast
     is the same everywhere, although its dimension is long.
@@ -126,7 +126,7 @@ class Value:
         varies: Sequence[bool] | None = None,
         choice: Choice | None = None,
     ) -> Value:
-        """A value whose numbers differ along every dimension, unless it is said or seen."""
+        """Return a value that varies along every dimension, unless known to be constant."""
         shape = tuple(shape)
         if varies is None and constant is not None and constant.numel():
             numbers = once(constant)
@@ -140,12 +140,12 @@ class Value:
 
     @staticmethod
     def constant_of(numbers: Tensor) -> Value:
-        """Numbers that are the same in every network."""
+        """Return a value that is the same for every network."""
         return Value.of(numbers.shape, constant=numbers)
 
     @property
     def is_zero(self) -> bool:
-        """Tell whether it is known to vanish."""
+        """True for a value that is known to vanish."""
         if self.constant is None or not self.constant.numel():
             return False
         return not bool(once(self.constant).any())
@@ -153,13 +153,13 @@ class Value:
     def moved(
         self, shape: Sequence[int], move: Callable[[Tensor], Tensor], varies: Sequence[bool]
     ) -> Value:
-        """The value whose labels an operation has moved. Numbers are dropped."""
+        """Apply a move to the labels. Constant values are dropped."""
         factors = tuple(f.on(lambda labels: compress(move(labels))) for f in self.factors)
         return Value(tuple(shape), factors, None, tuple(varies))
 
 
 def with_dims(value: Value, ndim: int) -> Value:
-    """The value with leading dimensions of size 1, as broadcasting adds them."""
+    """Add leading dimensions of size 1, as broadcasting does."""
     k = ndim - len(value.shape)
     if k <= 0:
         return value
@@ -169,7 +169,7 @@ def with_dims(value: Value, ndim: int) -> Value:
 
 
 def once(numbers: Tensor) -> Tensor:
-    """Numbers with size 1 along every dimension along which they were expanded."""
+    """Reduce every expanded dimension to size 1."""
     for d, stride in enumerate(numbers.stride()):
         if stride == 0 and numbers.shape[d] > 1:
             numbers = numbers.narrow(d, 0, 1)
@@ -177,7 +177,7 @@ def once(numbers: Tensor) -> Tensor:
 
 
 def compress(labels: Tensor) -> Tensor:
-    """Labels with size 1 along every dimension along which they do not change."""
+    """Reduce every dimension along which labels are constant to size 1."""
     for d, n in enumerate(labels.shape):
         if n > 1:
             first = labels.narrow(d, 0, 1)
@@ -189,7 +189,7 @@ def compress(labels: Tensor) -> Tensor:
 
 
 def chosen(labels: Tensor) -> frozenset[int]:
-    """The dimensions of a choice: those along which something is chosen here and not there."""
+    """Return the dimensions of a choice: those along which only some entries are chosen."""
     none = labels == NONE
     if not bool(none.any()):
         return frozenset()
@@ -197,7 +197,7 @@ def chosen(labels: Tensor) -> frozenset[int]:
 
 
 def choice_of(labels: Tensor) -> bytes:
-    """A name for the choice of some labels: where something is chosen."""
+    """Return a key of the choice in some labels: the positions where something is chosen."""
     over = chosen(labels)
     none = labels == NONE
     for d in frozenset(range(labels.ndim)) - over:
@@ -206,26 +206,26 @@ def choice_of(labels: Tensor) -> bytes:
 
 
 def label_rows(*labels: Tensor) -> Ints:
-    """Rows of labels that stand at one place, each once. Places of padding are left out."""
+    """Return the distinct rows of labels at equal positions, without padding."""
     rows = distinct_rows([t.numpy().ravel() for t in torch.broadcast_tensors(*labels)])
     return rows[(rows >= 0).all(1)]
 
 
 def distinct(numbers: Ints) -> Ints:
-    """Numbers, each once, in order. To sort them is faster than `np.unique`, which hashes."""
+    """Return the sorted distinct values, by sorting, which is faster than `np.unique`."""
     numbers = np.sort(numbers, axis=None)
     return numbers[starts(numbers)]
 
 
 def starts(numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """True where a number differs from the one before it."""
+    """Return a mask of values that differ from the previous one."""
     mask = np.ones(len(numbers), bool)
     np.not_equal(numbers[1:], numbers[:-1], out=mask[1:])
     return mask
 
 
 def distinct_rows(columns: Sequence[Ints]) -> Ints:
-    """The rows of some columns, each once, in order: numbers of one row are packed into one."""
+    """Return the sorted distinct rows of some columns, packed into one integer where possible."""
     if not columns[0].size:
         return np.zeros((0, len(columns)), np.int64)
     lows = [int(c.min()) for c in columns]
@@ -244,7 +244,7 @@ def distinct_rows(columns: Sequence[Ints]) -> Ints:
 
 
 def occurrence(labels: Tensor, over: frozenset[int] | None = None) -> Tensor:
-    """Count how often the label of each place has stood before, along some dimensions."""
+    """Count earlier occurrences of each position's label along some dimensions."""
     if over is not None:
         idle = [1 if d in over else n for d, n in enumerate(labels.shape)]
         labels = labels + (labels.max() + 3) * torch.arange(math.prod(idle)).reshape(idle)
