@@ -163,7 +163,7 @@ def balance_spaces(a: Tensor, b: Tensor) -> Balance:
 
 
 def balance_group(stack: Params, sym: Symmetries, group: LinearGroup) -> Balance:
-    """Balance the spaces of a group, half of the way if one tensor is both of their sides.
+    """Balance the spaces of a group, half of the way if one tensor contains both sides.
 
     Args:
         stack: networks in double precision, or some of their tensors.
@@ -235,7 +235,7 @@ def _rotation(stack: Params, sym: Symmetries, group: LinearGroup) -> tuple[Tenso
 
 # ------------------------------------------------------------ step 3: signs and phases
 def _orientations(stack: Params, sym: Symmetries) -> tuple[list[Tensor], list[Tensor]]:
-    """Return signs of units, and signs and phases of spaces, which share weights."""
+    """Return signs of units, and signs and phases of spaces, which act on the same weights."""
     matrices = identity_mixings(sym, stack)
     for k in sorted(range(len(sym.linear)), key=lambda k: sym.linear[k].placements[0].axis):
         if (group := sym.linear[k]).kind in _COMPLEX:
@@ -269,7 +269,7 @@ def _flips(group: LinearGroup) -> SignGroup:
 
 
 def _phases(stack: Params, sym: Symmetries, group: LinearGroup) -> Tensor:
-    """Make the largest entry of every row real, of the first placement that has any.
+    """Make the largest entry of every row real, in the first placement with a nonzero one.
 
     Entries that are tiny compared with other rows count as rounding, unless there are no others.
     """

@@ -104,7 +104,7 @@ def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:
 
 # ------------------------------------------------------------ directions
 def _directions(terms: Posynomial, first: bool, most: int) -> Iterator[Tensor]:
-    """Yield directions to try in turn: of the ratios, of the gradient, and parts of it."""
+    """Yield search directions: of the ratios, of the gradient, and parts of it."""
     inflow, outflow = (x.clamp_min(1e-300) for x in (terms.inflow, terms.outflow))
     ratios, gradient = (inflow / outflow).log(), terms.inflow - terms.outflow
     members, n = ratios.shape
@@ -285,7 +285,7 @@ def _exponents(problem: Posynomial, member: int) -> csr_matrix:
 
 
 def _off_cycles(rows: csr_matrix) -> NDArray[np.float64]:
-    """Return a direction in which all terms of two scales fall whose edge lies on no cycle.
+    """Return a direction in which all terms of two scales decrease whose edge is on no cycle.
 
     The nodes are the scales with either sign, and one for terms without a scale. No node may be
     above its successor, and the nodes of a cycle are level.

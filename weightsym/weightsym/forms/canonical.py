@@ -227,7 +227,7 @@ def balanced_together(
 
 
 def _reads_mixed_channels(sym: Symmetries, kinds: Sequence[str]) -> bool:
-    """Check whether matrices act on the other side of weights whose size sets a scale."""
+    """Return whether matrices act on the other side of weights whose size sets a scale."""
     writers = [writer(sym, g) for g in sym.scalings]
     return any(
         is_other_side(sym, p.axis, w)

@@ -56,7 +56,7 @@ class Fingerprint:
     attained: bool = True
 
     def agrees(self, other: Fingerprint) -> bool:
-        """Check whether both may be of one orbit, with one equal word of two."""
+        """Return whether both may be of one orbit: at least one of the two words is equal."""
         pairs = zip(self.code.split("-"), other.code.split("-"), strict=True)
         return any(a == b for a, b in pairs)
 
@@ -169,7 +169,7 @@ def _sizes_of_units(params: Params, sym: Symmetries) -> Iterator[tuple[str, Tens
 
 
 def _turned(sym: Symmetries, a: int, positions: Tensor) -> bool:
-    """Check whether matrices mix the channels of different units along an axis."""
+    """Return whether matrices mix the channels of different units along an axis."""
     unit = torch.full((sym.axes[a].length,), -1)
     unit[positions.cpu()] = torch.arange(len(positions))[:, None]
     spaces = [unit[p.positions.cpu()] for _, p in sym.placements_by_axis("linear").get(a, ())]

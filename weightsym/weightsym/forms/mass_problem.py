@@ -52,13 +52,13 @@ class MatrixTerms(NamedTuple):
 
     @property
     def terms(self) -> Tensor:
-        """The terms where they are now, written out."""
+        """The current terms, written out."""
         if self.left is None or self.right is None:
             return self.given
         return self.given * (self.left[..., None] * self.right[..., None, :])
 
     def times(self, columns: Tensor | None = None) -> Tensor:
-        """The sums of rows, weighed by numbers of the columns."""
+        """Return the sums of rows, weighted by values of the columns."""
         if columns is None or self.right is None:
             columns = self.right if columns is None else columns
         else:
@@ -69,7 +69,7 @@ class MatrixTerms(NamedTuple):
         return sums if self.left is None else sums * self.left
 
     def transposed_times(self, rows: Tensor | None = None) -> Tensor:
-        """The sums of columns, weighed by numbers of the rows."""
+        """Return the sums of columns, weighted by values of the rows."""
         mirrored = MatrixTerms(self.given.mT, self.columns, self.rows, self.right, self.left)
         return mirrored.times(rows)
 
@@ -115,7 +115,7 @@ class Posynomial:
         return total if self.free is None else total * self.free
 
     def moved(self, u: Tensor) -> Posynomial:
-        """Return the terms multiplied by factors of log scales u."""
+        """Return the terms at log scales u."""
         factors = (2 * self.logs(u)).exp()
         matrices = tuple(
             m._replace(left=rows, right=columns) for m, rows, columns in self._at_ends(factors)
@@ -123,7 +123,7 @@ class Posynomial:
         return replace(self, single=self.single * factors, matrices=matrices)
 
     def without(self, direction: Tensor) -> Posynomial:
-        """Remove the terms that fall along a direction, by one at least."""
+        """Remove the terms that decrease along a direction by at least one."""
         logs = self.logs(direction)
         matrices = tuple(
             m._replace(given=m.given * (rows[..., None] + columns[..., None, :] > -0.5))
@@ -148,7 +148,7 @@ class Posynomial:
 
     @cached_property
     def total(self) -> Tensor:
-        """Return for every factor the sum of its terms."""
+        """The sum of the terms for every factor."""
         sums = zip(self._row_sums, (m.transposed_times() for m in self.matrices), strict=True)
         return self._scattered(self.single, list(sums))
 
@@ -158,23 +158,23 @@ class Posynomial:
 
     @cached_property
     def value(self) -> Tensor:
-        """Return the sum of all terms, for every member."""
+        """The sum of all terms for every member."""
         return torch.cat([self.single, *(sums.flatten(1) for sums in self._row_sums)], 1).sum(1)
 
     @property
     def support(self) -> Posynomial:
-        """Return one for every nonzero term, so that their sum counts them."""
+        """One for every nonzero term, so that their sum counts them."""
         matrices = tuple(MatrixTerms((m.given > 0).double(), *m[1:3]) for m in self.matrices)
         return replace(self, single=(self.single > 0).double(), matrices=matrices)
 
     @cached_property
     def inflow(self) -> Tensor:
-        """Return for every scale the mass that grows with it, times the powers."""
+        """For every scale, the mass that increases with it, times the powers."""
         return self.gathered(self.total, 1)
 
     @cached_property
     def outflow(self) -> Tensor:
-        """Return for every scale the mass that falls with it, times the powers."""
+        """For every scale, the mass that decreases with it, times the powers."""
         return self.gathered(self.total, -1)
 
     def laplacian(self, t: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class Posynomial:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, Tensor]:
-        """Return half the derivatives of inflow and outflow by the log scales, dense."""
+        """Half the derivatives of inflow and outflow by the log scales, dense."""
         n, sides = self.variables, [side for m in self.matrices for side in (m.terms, m.terms.mT)]
         table = self.total.new_zeros(len(self.total), self.total.shape[1] * n)
         if "places" not in self.structure:
@@ -318,7 +318,7 @@ def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
 
 
 def _beside(matrices: Sequence[MatrixTerms]) -> MatrixTerms:
-    """Join matrices of one shape as the blocks of one."""
+    """Concatenate matrices of one shape as the blocks of one."""
     if len(matrices) == 1:
         return matrices[0]
     given, rows, columns = zip(*(m[:3] for m in matrices), strict=True)
@@ -383,7 +383,7 @@ def _recipe(sym: Symmetries, name: str, indices: Sequence[int], table: _Table) -
 
 
 def _is_matrix(axes: Sequence[Axis]) -> bool:
-    """Check for two axes, of which the second may have the rows in blocks."""
+    """Return whether there are two axes, of which the second may have row blocks."""
     dims = {a.dim for a in axes}
     return (
         len(axes) == len(dims) == 2
@@ -430,7 +430,7 @@ class _Table:
 
 # ------------------------------------------------------------ sums of squares
 def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
-    """Sum squares over all dimensions but the first and given ones, mostly in native type."""
+    """Sum squares over all dimensions but the first and given ones, mostly in the native dtype."""
     w = w.detach()
     if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
         w = w.float()

@@ -248,7 +248,7 @@ class _Balance:
 
     @cached_property
     def terms(self) -> Posynomial:
-        """Return the mass as a function of further log scales."""
+        """The mass as a function of further log scales."""
         return replace(mass_problem(self.moving, self.sym), free=self.free)
 
     def _move(self, moving: Params) -> None:
@@ -280,7 +280,7 @@ class _Balance:
         self._move({n: torch.where(factors[n] < 0.6, 0, w) for n, w in self.moving.items()})
 
     def mix(self) -> None:
-        """Balance the spaces of every group, or go to the limit if no matrix does."""
+        """Balance the spaces of every group, or approach the limit if no matrix balances them."""
         for k in self.groups:
             group = self.sym.linear[k]
             solution = balance_group(self.moving, self.sym, group)
@@ -305,7 +305,7 @@ class _Balance:
         return torch.where(self.terms.value > 0, 2 * excess / self.terms.value, 0)
 
     def dead(self) -> Tensor:
-        """Mask units, and spaces of matrices, that cannot be balanced."""
+        """Count the units and spaces that cannot be balanced."""
         units = self.free & ((self.terms.inflow == 0) | (self.terms.outflow == 0))
         return torch.stack([units.sum(-1), *((~full).sum(-1) for full in self.full)]).sum(0)
 

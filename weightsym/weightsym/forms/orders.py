@@ -102,7 +102,7 @@ class UnitOrders:
         return self._matrix(keys, units.expand(self._shape))
 
     def _matrix(self, rows: list[Tensor], padding: Tensor) -> Tensor:
-        """Join rows of different lengths as one matrix, without waiting for the device."""
+        """Pad rows of different lengths to one matrix, without synchronising the device."""
         flat = torch.cat(rows, -1)
         matrix = padding.flatten().to(flat.dtype).expand(*flat.shape[:-1], -1)
         real = self._real.to(flat.device)

@@ -162,7 +162,7 @@ def _writers(sym: Symmetries) -> Iterator[tuple[int, Kind, int, Placement]]:
 
 @lru_cache(maxsize=8)
 def _signs_in_turn(sym: Symmetries) -> bool:
-    """Check whether the incoming weights of a unit flip only with it and earlier units."""
+    """Return whether the incoming weights of every unit flip only with it and earlier units."""
     order = [w for w in sorted(_writers(sym), key=lambda w: w[:3]) if w[1] == "signs"]
     before = set[int]()
     for *_, index, placement in order:
@@ -183,7 +183,7 @@ def _meet(first: Placement, second: Placement) -> bool:
 def _sign_of_largest(
     params: Params, sym: Symmetries, group: Group, placement: Placement, w: Tensor
 ) -> Tensor:
-    """Return the sign of the largest weight, or of the next if two of both signs are as large.
+    """Return the sign of the largest weight, or of the next in a tie between both signs.
 
     If the weights are symmetric under reflection up to rounding, the biases decide, then the first
     weight if the order of the inputs is given. Otherwise the sign does not change.

@@ -1,4 +1,4 @@
-r"""The signs of all units at once, where they do not follow one after the other.
+r"""The signs of all units, solved jointly where they do not follow one after the other.
 
 A weight flips with the product of the signs of some units. Tensors are taken in graph order, and
 their weights from the largest on: a weight whose sign does not follow from earlier ones becomes
@@ -85,7 +85,7 @@ class _Flips:
     def _weights(
         self, name: str, w: Tensor, system: dict[int, Equation]
     ) -> Iterator[tuple[float, Equation]]:
-        """Return the largest of all weights that flip alike, and its sign equation."""
+        """Yield the largest of the weights that flip together, and its sign equation."""
         axes = [a for a in self.sym.axes_of[name] if a in self.at]
         equations = [Equation()]
         kinds = torch.zeros((), dtype=torch.long)
@@ -110,7 +110,7 @@ class _Flips:
 
 
 def _reduced(equation: Equation, equations: dict[int, Equation]) -> Equation:
-    """Reduce an equation by earlier ones, of which later ones contain no leading units."""
+    """Reduce an equation by earlier ones, whose leading units later ones do not contain."""
     while (unit := next((k for k in equation if k in equations), None)) is not None:
         equation = equation ^ equations[unit]
     return equation

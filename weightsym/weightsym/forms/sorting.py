@@ -141,7 +141,7 @@ def _first_axis(sym: Symmetries, group: PermutationGroup) -> int:
 
 @lru_cache(maxsize=8)
 def _around(sym: Symmetries) -> list[set[int]]:
-    """Return for every group those of its enclosing blocks."""
+    """Return the enclosing blocks of every group."""
     around: list[set[int]] = [set() for _ in sym.permutations]
     for g in reversed(range(len(sym.permutations))):
         for row in sym.permutations[g].inner:
@@ -209,7 +209,7 @@ class _State:
         return w
 
     def _of_tensors(self, group: PermutationGroup, by: SortKey) -> Tensor:
-        """Return a statistic of the largest entries for every block with tensors of its own."""
+        """Return a statistic of the largest tensors of every block with tensors of its own."""
         row = max(group.tensors, key=lambda names: self.sym.shapes[names[0]].numel())
         weights = [self.params[name] for name in row]
         flat = [w.flatten(w.ndim - len(self.sym.shapes[row[0]])) for w in weights]
@@ -217,7 +217,7 @@ class _State:
         return STATISTICS.get(by, STATISTICS["max"])(rows)
 
     def places(self, index: int, key: Tensor, descending: bool) -> Tensor:
-        """Return the rank of every unit by its key, and by all of its numbers in a tie."""
+        """Return the rank of every unit by its key, and by all of its values in a tie."""
         places = _ranks(-key if descending else key)
         for placement in self.sym.permutations[index].placements:
             if self.sym.axes[placement.axis].tensor not in self.params:
@@ -235,7 +235,7 @@ class _State:
     def _numbers(
         self, index: int, placement: Placement
     ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
-        """Return the numbers of units in one tensor, and their resolution."""
+        """Yield functions that return the values of units in one tensor, and their resolution."""
         sym, group = self.sym, self.sym.permutations[index]
         twins = len(twin_places(sym, group, placement)) > 1  # in no order: they may change places
         weight = common_weight(self.params, sym, group, placement) if twins else None
@@ -257,7 +257,7 @@ class _State:
             yield in_order
 
     def _is_ordered(self, index: int, placement: Placement) -> bool:
-        """Check whether the other side of a tensor is sorted already, and not a block."""
+        """Return whether the other side of a tensor is already sorted and not a block."""
         moved = self.sym.placements_by_axis("permutations")
         others = [a for a in self.sym.axes_of[self.sym.axes[placement.axis].tensor] if a in moved]
         groups = {g for a in others if a != placement.axis for g, _ in moved[a]}

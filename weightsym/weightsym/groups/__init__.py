@@ -1,1 +1,1 @@
-"""The group of a network: what it is, its elements, and how they act on weights."""
+"""The symmetry group of a network: its description, its elements, and their action on weights."""

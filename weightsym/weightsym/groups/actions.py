@@ -14,7 +14,7 @@ from weightsym.params import Params
 
 
 def act(params: Params, sym: Symmetries, values: Values) -> Params:
-    """Networks, or some of their tensors, moved by values that are known to be right.
+    """Return networks, or some of their tensors, moved by validated values.
 
     Args:
         params: one network or a stack.
@@ -28,7 +28,7 @@ def act(params: Params, sym: Symmetries, values: Values) -> Params:
 def multiply_sides(
     params: Params, sym: Symmetries, k: int, forward: Tensor, inverse_transpose: Tensor
 ) -> Params:
-    """Multiply one side of the spaces of a group by a matrix, the other by a second one.
+    """Multiply one side of a group's spaces by a matrix, and the other side by a second one.
 
     Args:
         params: a network or a stack, or those tensors of it that are there.
@@ -79,7 +79,7 @@ def permute(params: Params, sym: Symmetries, permutations: Sequence[Tensor]) -> 
 
 
 def rescale(params: Params, sym: Symmetries, scales: Sequence[Tensor]) -> Params:
-    r"""Multiply what enters a unit by its scale and divide what leaves it.
+    r"""Multiply the incoming weights of a unit by its scale and divide the outgoing ones by it.
 
     .. math:: W' = \mathrm{diag}(s_\mathrm{out})\, W\, \mathrm{diag}(s_\mathrm{in})^{-1}, \quad
         b' = s_\mathrm{out} b
@@ -125,7 +125,7 @@ def flip(params: Params, sym: Symmetries, signs: Sequence[Tensor]) -> Params:
 
 
 def mix(params: Params, sym: Symmetries, matrices: Sequence[Tensor]) -> Params:
-    r"""Multiply what enters the channels of a space by a matrix, what leaves them by its inverse.
+    r"""Multiply the incoming weights of a space by a matrix, and the outgoing ones by its inverse.
 
     .. math:: W' = G_\mathrm{out}\, W\, G_\mathrm{in}^{-1}, \quad b' = G_\mathrm{out}\, b
 
@@ -157,7 +157,7 @@ def mix(params: Params, sym: Symmetries, matrices: Sequence[Tensor]) -> Params:
 
 
 def shift(params: Params, sym: Symmetries, shifts: Sequence[Tensor]) -> Params:
-    r"""Add numbers to the channels that biases write, which the layers that read them take up.
+    r"""Shift the channels that biases write, and correct the biases of the layers that read them.
 
     .. math:: b + c, \quad b' - W' c
 
@@ -208,7 +208,7 @@ def shift_logits(
 
 # ------------------------------------------------------------ products and inverses
 def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    r"""Permutations that do what ``first`` and then ``second`` do.
+    r"""Return the permutations that act like ``first`` followed by ``second``.
 
     .. math:: r(k) = p(q(k)) \quad \text{for } p \text{ and then } q
 
@@ -226,7 +226,7 @@ def compose(first: Sequence[Tensor], second: Sequence[Tensor], sym: Symmetries) 
 
 
 def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
-    r"""The permutations that undo others, with a member dimension if those have one.
+    r"""Return the inverse permutations, with a member dimension if the given ones have one.
 
     .. math:: p^{-1}(p(k)) = k
 
@@ -243,17 +243,17 @@ def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
 
 
 def _orders(element: Element, given: Sequence[Tensor]) -> list[Tensor]:
-    """The permutations of an element, of as many members as there were."""
+    """Return the permutations of an element, with the member dimension of the given ones."""
     lead = max((p.shape[:-1] for p in given), default=torch.Size())
     return [p.expand(*lead, -1) for p in element.permutations]
 
 
 def tied(params: Params, sym: Symmetries) -> Params:
-    """Give every further name of a tensor what its first name has."""
+    """Give every alias of a tensor the value of its first name."""
     again = {n: params[first] for n, first in sym.aliases.items() if n in params}
     return {**params, **again} if again else params
 
 
 def members_of(params: Params, sym: Symmetries) -> int | None:
-    """The number of networks of a stack, or None for one network. Refuses anything else."""
+    """Return the number of networks in a stack, or None for one network. Refuse anything else."""
     return len(next(iter(params.values()))) if check_params(params, sym) else None

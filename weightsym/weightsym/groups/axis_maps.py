@@ -1,4 +1,4 @@
-"""What an element of the group does to one axis: a monomial matrix, then matrices that mix."""
+"""The action of an element on one axis: a monomial matrix, then mixing matrices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Change = Callable[[Tensor], Tensor]
 # ------------------------------------------------------------ monomial matrices
 @dataclass(frozen=True, eq=False)
 class Monomial:
-    """Units that change places and are multiplied: new unit k is ``factor[k]`` old ``index[k]``.
+    """A permutation with factors: new unit k is ``factor[k]`` times old unit ``index[k]``.
 
     Both are ``(units,)`` or ``(members, units)``. Without an index units stay, without a factor
     they keep their size.
@@ -35,16 +35,16 @@ class Monomial:
 
     @cached_property
     def inverse(self) -> Monomial:
-        """The monomial matrix that undoes this one."""
+        """The inverse monomial matrix."""
         back = None if self.index is None else self.index.argsort(-1)
         return Monomial(back, _taken(self.factor, back)).map(torch.reciprocal)
 
     def map(self, function: Change) -> Monomial:
-        """The same places with other factors."""
+        """Return the same permutation with other factors."""
         return Monomial(self.index, None if self.factor is None else function(self.factor))
 
     def act(self, w: Tensor, axis: Axis, offset: int, owned: bool) -> Tensor:
-        """One tensor after its axis has moved, in its own memory where it is owned."""
+        """Apply the matrix to one axis of a tensor, in place if the tensor is owned."""
         if self.index is not None:
             moved = permute_axis(w, axis, self.index.to(w.device), offset, owned)
             w, owned = moved, True
@@ -60,7 +60,7 @@ def _taken(values: Tensor | None, index: Tensor | None) -> Tensor | None:
 
 
 def take_along_last(values: Tensor, index: Tensor) -> Tensor:
-    """Pick along the last dimension, where leading dimensions broadcast."""
+    """Gather along the last dimension, broadcasting the leading dimensions."""
     if values.ndim == index.ndim == 1:
         return values[index]
     lead = max(values.shape[:-1], index.shape[:-1])
@@ -74,7 +74,7 @@ _SMALL = 2**12
 def permute_axis(
     w: Tensor, axis: Axis, index: Tensor, offset: int = 0, owned: bool = False
 ) -> Tensor:
-    """Put at every position of one axis what stood at ``index``.
+    """Permute one axis of a tensor: position k receives position ``index[k]``.
 
     Args:
         w: a tensor of one network or of a stack.
@@ -99,7 +99,7 @@ def permute_axis(
 
 
 def _select(w: Tensor, index: Tensor, dim: int) -> Tensor:
-    """Pick along one dimension, with one order for all members or one for each."""
+    """Select along one dimension, with one order for all members or one for each."""
     if index.ndim == 1:
         return w.index_select(dim, index)
     if dim == 1:
@@ -123,7 +123,7 @@ class Mixing:
 
     @cached_property
     def dense(self) -> Mixing:
-        """The same with whole matrices, in order: rising positions, and cells by their first."""
+        """The same matrices written out, with positions and cells in ascending order."""
         matrices, v = self.matrices, self.matrices[..., None]
         if matrices.ndim == 2:
             matrices = torch.eye(len(v[0])).to(v) - 2 * v @ v.mT
@@ -141,7 +141,7 @@ class Mixing:
         return Mixing(positions, matrices)
 
     def moved(self, by: Monomial) -> Mixing:
-        """The matrices that do after a monomial one what these do before it."""
+        """Return the equivalent matrices for use after a monomial matrix instead of before it."""
         positions, matrices = self.dense.positions, self.dense.matrices
         if by.index is not None:
             positions = _at(by.index.argsort(-1), positions)
@@ -151,11 +151,11 @@ class Mixing:
         return Mixing(positions, matrices).dense
 
     def map(self, function: Change) -> Mixing:
-        """Other matrices at the same positions."""
+        """Return other matrices at the same positions."""
         return Mixing(self.dense.positions, function(self.dense.matrices))
 
     def act(self, rows: Tensor) -> Tensor:
-        """Rows whose last dimension is the axis; members come first where there are any."""
+        """Apply the matrices to the last dimension. The members, if any, come first."""
         positions, matrices = self.positions.to(rows.device), self.matrices.to(rows)
         if positions.ndim == 3:
             index = positions.reshape(len(positions), *(1,) * (rows.ndim - 2), -1)
@@ -178,24 +178,24 @@ def _mixed(matrices: Tensor, cells: Tensor) -> Tensor:
 
 
 def _at(values: Tensor, positions: Tensor) -> Tensor:
-    """Values along an axis at the positions of cells, by member where either has members."""
+    """Return values along an axis at the positions of cells, per member if either has members."""
     if values.ndim == 1 or positions.ndim == 2:
         return values[..., positions]
     return values.gather(-1, positions.flatten(-2)).unflatten(-1, positions.shape[-2:])
 
 
 def inverse_of(matrices: Tensor) -> Tensor:
-    """The inverse of each matrix, in double precision."""
+    """Return the inverse of each matrix, in double precision."""
     return torch.linalg.inv(matrices.double())
 
 
 def dual_of(matrices: Tensor) -> Tensor:
-    """The inverse transpose of each matrix, in double precision; a reflection is its own."""
+    """Return the inverse transpose of each matrix, in double precision; a reflection is its own."""
     return matrices if matrices.ndim == 2 else inverse_of(matrices).mT
 
 
 def merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
-    """Those that mix the same cells as one, unless one between them mixes a part of these."""
+    """Merge matrices that mix the same cells, unless one between them mixes some of these."""
     result: list[Mixing] = []
     for last in mixings:
         for k in reversed(range(len(result))):
@@ -215,7 +215,7 @@ def merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
 # ------------------------------------------------------------ both
 @dataclass(frozen=True, eq=False)
 class AxisMap:
-    """What happens to one axis: first the monomial matrix, then the mixing ones in their order."""
+    """The action on one axis: first the monomial matrix, then the mixing matrices in order."""
 
     monomial: Monomial = Monomial()
     mixings: tuple[Mixing, ...] = ()
@@ -226,13 +226,13 @@ class AxisMap:
 
     @cached_property
     def inverse(self) -> AxisMap:
-        """The map that undoes it."""
+        """The inverse map."""
         undone = (mixing.map(inverse_of) for mixing in reversed(self.mixings))
         return AxisMap(self.monomial.inverse) @ AxisMap(mixings=tuple(undone))
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, int]]:
-        """The tensors that it is made of, and their numbers of dimensions for one network."""
+        """The tensors of the map, each with its number of dimensions for one network."""
         named = {"index": (self.monomial.index, 1), "factor": (self.monomial.factor, 1)}
         for k, mixing in enumerate(self.mixings):
             named[f"{k}.positions"] = mixing.dense.positions, 2
@@ -241,35 +241,35 @@ class AxisMap:
 
     @classmethod
     def of_tensors(cls, named: Mapping[str, Tensor]) -> AxisMap:
-        """The map that is made of some `tensors`."""
+        """Return the map with the given `tensors`."""
         count = sum(name.endswith(".matrices") for name in named)
         mixings = (Mixing(named[f"{k}.positions"], named[f"{k}.matrices"]) for k in range(count))
         return cls(Monomial(named.get("index"), named.get("factor")), tuple(mixings))
 
     @property
     def stays(self) -> bool:
-        """True if it leaves everything as it is."""
+        """True for the identity."""
         return self.monomial.index is None and self.monomial.factor is None and not self.mixings
 
     @property
     def members(self) -> int:
-        """The number of members that it tells apart, 0 if it is the same for all."""
+        """The number of members with maps of their own, or 0 for a common map."""
         monomial = (self.monomial.index, self.monomial.factor)
         sizes = [len(t) for t in monomial if t is not None and t.ndim == 2]
         return max([*sizes, *(len(m.matrices) for m in self.mixings if m.matrices.ndim == 4), 0])
 
     def of_members(self, rows: int | slice | Tensor) -> AxisMap:
-        """The map of one member or of some."""
+        """Return the map of one or several members."""
         parts = self.tensors.items()
         return self.of_tensors({n: t[rows] if t.ndim > ndim else t for n, (t, ndim) in parts})
 
     def map(self, factors: Change, matrices: Change) -> AxisMap:
-        """Other factors and matrices in the same places."""
+        """Return the map with other factors and matrices at the same positions."""
         mixings = (mixing.map(matrices) for mixing in self.mixings)
         return AxisMap(self.monomial.map(factors), tuple(mixings))
 
     def act(self, w: Tensor, axis: Axis, offset: int = 0, owned: bool = False) -> Tensor:
-        """One tensor after its axis has moved, see `Monomial.act`."""
+        """Apply the map to one axis of a tensor, see `Monomial.act`."""
         w = self.monomial.act(w, axis, offset, owned)
         if self.mixings:
             rows = along_axis(w, axis, offset)
@@ -280,7 +280,7 @@ class AxisMap:
 
 
 def joined_maps(maps: Sequence[AxisMap], members: Sequence[int], length: int) -> AxisMap:
-    """One map for the members of several, one after the other.
+    """Concatenate the maps of several stacks or networks along the members.
 
     Args:
         maps: of stacks, or of networks, that mix the same cells.
@@ -303,7 +303,7 @@ def joined_maps(maps: Sequence[AxisMap], members: Sequence[int], length: int) ->
 
 
 def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:
-    """A view whose last dimension is the axis, with its row blocks side by side."""
+    """Return a view whose last dimension is the axis, with its row blocks side by side."""
     if axis.dim is None:
         return w.flatten(offset)
     if axis.blocks == 1:
@@ -313,7 +313,7 @@ def along_axis(w: Tensor, axis: Axis, offset: int) -> Tensor:
 
 
 def from_axis(rows: Tensor, like: Tensor, axis: Axis, offset: int) -> Tensor:
-    """The tensor of which `along_axis` is the view."""
+    """Return the tensor of which `along_axis` is the view."""
     if axis.dim is None:
         return rows.reshape(like.shape)
     if axis.blocks == 1:

@@ -1,4 +1,4 @@
-"""One element of the group of a network: what it does to every axis, and which tensors move.
+"""One element of the group of a network: its action on every axis and exchange of tensors.
 
 On one axis it is a monomial matrix (units change places and are multiplied), followed by matrices
 that mix some positions. Both can be multiplied, inverted and transposed without the groups that
@@ -57,7 +57,7 @@ _FORMAT = "weightsym element 1"
 # ------------------------------------------------------------ one step
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Shifts, then one map for every axis; tensors come from where their sources are.
+    """Shifts, then one map for every axis. Each tensor is read from its source.
 
     Attributes:
         axes: the maps, by the number of the axis; those that are not there stay.
@@ -73,11 +73,11 @@ class Step:
 
     @property
     def adds(self) -> bool:
-        """True if it adds something that products of maps do not hold."""
+        """True if shifts or constants are added, which products of maps do not include."""
         return bool(self.shifts or self.constants)
 
     def of(self, sym: Symmetries, name: str, read: Read, owned: bool) -> Tensor:
-        """One tensor of the moved network, see `Element.of`."""
+        """Return one tensor of the moved network, see `Element.of`."""
         source = self.sources.get(name, name)
         if not isinstance(source, str):
             w = torch.stack([self._shifted(sym, s, read)[m] for m, s in enumerate(source)])
@@ -91,11 +91,11 @@ class Step:
         return w
 
     def moved(self, sym: Symmetries) -> set[str]:
-        """The tensors that change, but for those that shifts change."""
+        """Return the tensors that change, except by shifts."""
         return {sym.axes[a].tensor for a in self.axes} | self.sources.keys()
 
     def on(self, sym: Symmetries, tensors: Params) -> Params:
-        """Some tensors of the moved network, of which further names have what the first has."""
+        """Return some tensors of the moved network, with aliases of equal value."""
 
         def read(name: str) -> Tensor:
             if name not in tensors:
@@ -120,11 +120,11 @@ class Step:
         return w + self.constants[name].to(w) if name in self.constants else w
 
     def map(self, factors: Change, matrices: Change) -> Step:
-        """Other factors and matrices in the same places."""
+        """Return the step with other factors and matrices at the same positions."""
         return replace(self, axes={a: m.map(factors, matrices) for a, m in self.axes.items()})
 
     def of_members(self, sym: Symmetries, rows: int | slice | Tensor) -> Step:
-        """The step for one member of a stack or for some."""
+        """Return the step for one or several members of a stack."""
         constants = self.constants.items()
         return Step(
             {a: m.of_members(rows) for a, m in self.axes.items()},
@@ -141,7 +141,7 @@ def _rows_of(sources: tuple[str, ...], rows: int | slice | Tensor) -> Sources:
 
 
 def _spread_shift(sym: Symmetries, placement: Placement, value: Tensor) -> Tensor:
-    """The shift of every position of an axis."""
+    """Return the shift of every position of an axis."""
     full = value.new_zeros(*value.shape[:-1], sym.axes[placement.axis].length)
     positions = kept_on(placement.positions, value.device)
     repeated = (placement.exponent * value)[..., None].expand(*value.shape, positions.shape[1])
@@ -149,7 +149,7 @@ def _spread_shift(sym: Symmetries, placement: Placement, value: Tensor) -> Tenso
 
 
 def _carried_shift(sym: Symmetries, reader: Reader, read: Read, value: Tensor) -> Tensor:
-    """The change of the outputs of a layer under a shift of its inputs."""
+    """Return the change of a layer's outputs under a shift of its inputs."""
     axis = sym.axes[reader.channels.axis]
     w = read(axis.tensor)
     spread = _spread_shift(sym, reader.channels, value.to(w))
@@ -164,7 +164,7 @@ def _carried_shift(sym: Symmetries, reader: Reader, read: Read, value: Tensor) -
 
 
 def _after(sym: Symmetries, step: Step, first: Step) -> Step:
-    """One step that does what two do, of which the later one shifts nothing."""
+    """Return the composition of two steps, of which the later one has no shifts."""
     names = {*step.sources, *first.sources}
     sources = {n: _source_through(n, step.sources, first.sources) for n in names}
     axes = dict[int, AxisMap]()
@@ -194,7 +194,7 @@ def _source_through(name: str, later: Mapping[str, Sources], first: Mapping[str,
 
 
 def _twins(sym: Symmetries, a: int) -> list[int]:
-    """The axes that may come to the place of one, itself included."""
+    """List the axes that may be exchanged with a given one, itself included."""
     axis = sym.axes[a]
     names = sym.exchangeable_tensors.get(axis.tensor, {axis.tensor})
     return [sym.twin(a, name) for name in names]
@@ -203,7 +203,7 @@ def _twins(sym: Symmetries, a: int) -> list[int]:
 def _at_source(
     sym: Symmetries, a: int, sources: Mapping[str, Sources], axes: Mapping[int, AxisMap]
 ) -> AxisMap:
-    """The map of the axis that comes to the place of one."""
+    """Return the map of the axis that replaces a given one."""
     source = sources.get(sym.axes[a].tensor, sym.axes[a].tensor)
     if isinstance(source, str):
         return axes.get(sym.twin(a, source), AxisMap())
@@ -213,7 +213,7 @@ def _at_source(
 
 
 def _block_moved(sym: Symmetries, a: int, step: Step, old: AxisMap) -> AxisMap:
-    """What a map of columns becomes when the rows that see them move in blocks."""
+    """Permute the blocks of a map of columns along with the row blocks that they belong to."""
     axis, rows = sym.axes[a], sym.rows_of_blocks(a)
     moving = None if rows is None else step.axes.get(rows, AxisMap()).monomial.index
     if moving is None:
@@ -225,7 +225,7 @@ def _block_moved(sym: Symmetries, a: int, step: Step, old: AxisMap) -> AxisMap:
 
 
 def _inverted(sym: Symmetries, step: Step) -> Step:
-    """The step that undoes another one, which shifts nothing."""
+    """Return the inverse of a step without shifts."""
     sources = _undone(step.sources)
     back = Step({}, sources)
     axes = {}
@@ -236,7 +236,7 @@ def _inverted(sym: Symmetries, step: Step) -> Step:
 
 
 def _undone(sources: Mapping[str, Sources]) -> dict[str, Sources]:
-    """By name, the place to which the tensor that is there has to go back."""
+    """Return the inverse of an exchange of tensors."""
     several = [s for s in sources.values() if not isinstance(s, str)]
     if not several:
         return {str(source): name for name, source in sources.items()}
@@ -282,7 +282,7 @@ class Element:
     # -------------------------------------------------------- making one
     @classmethod
     def identity(cls, sym: Symmetries) -> Element:
-        """The element that leaves everything as it is.
+        """Return the identity.
 
         Args:
             sym: what `discover` returned.
@@ -297,7 +297,7 @@ class Element:
         generator: torch.Generator | None = None,
         members: int | None = None,
     ) -> Element:
-        """A random element of the whole group, or one for every member.
+        """Draw a random element of the whole group, or one for every member.
 
         Args:
             sym: what `discover` returned.
@@ -324,7 +324,7 @@ class Element:
         matrices: Sequence[Tensor] | None = None,
         shifts: Sequence[Tensor] | None = None,
     ) -> Element:
-        """The element that shifts, then permutes, then rescales and flips, then mixes.
+        """Return the element that shifts, then permutes, then rescales and flips, then mixes.
 
         Values with a leading dimension make one element for every member of a stack.
 
@@ -357,7 +357,7 @@ class Element:
         like: Tensor | None = None,
         names: Collection[str] | None = None,
     ) -> Element:
-        """The element of values that are known to be right.
+        """Return the element of validated values.
 
         Args:
             sym: what `discover` returned.
@@ -370,7 +370,7 @@ class Element:
 
     # -------------------------------------------------------- acting
     def __call__(self, params: Params) -> Params:
-        """The moved network, or stack; tensors that nothing moves are the same objects.
+        """Apply the element to a network or stack. Unmoved tensors are the same objects.
 
         Args:
             params: one network or a stack.
@@ -382,7 +382,7 @@ class Element:
 
     @cached_property
     def members(self) -> int:
-        """The number of networks that it moves in different ways, 0 if it moves all alike."""
+        """The number of networks that are moved differently, or 0 if all are moved alike."""
         return max((m.members for step in self.steps for m in step.axes.values()), default=0)
 
     @cached_property
@@ -392,11 +392,11 @@ class Element:
 
     @cached_property
     def moving(self) -> frozenset[str]:
-        """The tensors that change, but for those that shifts change."""
+        """The tensors that change, except by shifts."""
         return frozenset(n for step in self.steps for n in step.moved(self.sym))
 
     def on_some(self, tensors: Params) -> Params:
-        """What it makes of a part of the tensors, such as the gradients of weights alone.
+        """Apply the element to some of the tensors, such as the gradients of weights alone.
 
         Args:
             tensors: by their names in the network.
@@ -406,7 +406,7 @@ class Element:
         return tensors
 
     def of(self, name: str, read: Read, owned: bool = False) -> Tensor:
-        """One tensor of the moved network.
+        """Return one tensor of the moved network.
 
         Args:
             name: of the tensor.
@@ -419,7 +419,7 @@ class Element:
         return read(name)
 
     def rows(self, name: str, values: Tensor, rows: slice = slice(None)) -> Tensor:
-        """One tensor of some members of a stack, for which no other tensor is needed.
+        """Return one tensor of some members of a stack, if it depends on no other tensor.
 
         Args:
             name: of the tensor.
@@ -436,7 +436,7 @@ class Element:
 
     # -------------------------------------------------------- members
     def of_members(self, rows: int | slice | Tensor) -> Element:
-        """The element of one member of a stack, or of some.
+        """Return the element of one or several members of a stack.
 
         Args:
             rows: which members these are.
@@ -445,7 +445,7 @@ class Element:
 
     @classmethod
     def joined(cls, elements: Sequence[Element], members: Sequence[int]) -> Element:
-        """One element for several stacks, or networks, one after the other.
+        """Concatenate elements of several stacks or networks along the members.
 
         Args:
             elements: of each, without shifts.
@@ -469,24 +469,24 @@ class Element:
     # -------------------------------------------------------- parts
     @cached_property
     def without_shifts(self) -> Step:
-        """What it does to axes, in one step."""
+        """The element without shifts, as one step."""
         steps = [replace(step, shifts={}, constants={}) for step in self.steps] or [Step()]
         return functools.reduce(lambda first, step: _after(self.sym, step, first), steps)
 
     @cached_property
     def permutations(self) -> tuple[Tensor, ...]:
-        """By group of permutations the order of its units, as in `permute`."""
+        """For each group of permutations, the order of its units, as in `permute`."""
         step = self.without_shifts
         orders = orders_of(self.sym, step.axes, step.sources, max(1, self.members))
         return tuple(order if self.members else order[0] for order in orders)
 
     @cached_property
     def matrices(self) -> tuple[Tensor, ...]:
-        """By group of matrices those that mix channels after all have moved, as in `mix`."""
+        """For each group of matrices, those that mix channels after all moves, as in `mix`."""
         return tuple(self.matrices_of(k) for k in range(len(self.sym.linear)))
 
     def matrices_of(self, k: int) -> Tensor:
-        """The matrices of one group.
+        """Return the matrices of one group.
 
         Args:
             k: index of the group in ``sym.linear``.
@@ -507,7 +507,7 @@ class Element:
 
     @cached_property
     def inverse(self) -> Element:
-        """The element that undoes this one."""
+        """The inverse element."""
         steps: list[Step] = []
         for step in reversed(self.steps):
             steps.append(_inverted(self.sym, step))
@@ -519,7 +519,7 @@ class Element:
 
     @cached_property
     def dual(self) -> Element:
-        r"""What gradients and momenta do when the weights move, the inverse transpose.
+        r"""The action on gradients and momenta, the inverse transpose.
 
         .. math:: \langle g^{-T} m, g\, w \rangle = \langle m, w \rangle
         """
@@ -530,12 +530,12 @@ class Element:
 
     @cached_property
     def squares(self) -> Element:
-        """What variances and second moments do; those that matrices mix, if uncorrelated."""
+        """The action on variances and second moments, taken as uncorrelated where mixed."""
         return self._without_shifts(torch.square)
 
     @cached_property
     def sizes(self) -> Element:
-        """What absolute values do; those that matrices mix are bounds."""
+        """The action on absolute values, an upper bound where they are mixed."""
         return self._without_shifts(torch.abs)
 
     def _without_shifts(self, function: Callable[[Tensor], Tensor]) -> Element:
@@ -546,7 +546,7 @@ class Element:
 
     # -------------------------------------------------------- files
     def save(self, path: str | Path) -> None:
-        """Write it to a new file of safetensors.
+        """Write the element to a new safetensors file.
 
         Args:
             path: of the file.
@@ -563,7 +563,7 @@ class Element:
 
     @classmethod
     def load(cls, path: str | Path, sym: Symmetries) -> Element:
-        """Read what `save` has written.
+        """Read an element that `save` has written.
 
         Args:
             path: of the file.
@@ -586,7 +586,7 @@ def _reading(sym: Symmetries, step: Step, read: Read, owned: bool) -> Read:
 
 # ------------------------------------------------------------ from groups to axes
 def _count_members(given: Mapping[Kind, Any]) -> int | None:
-    """The length of the first leading dimension, None where values are those of one network."""
+    """Return the length of the member dimension, or None for values of one network."""
     for kind, values in given.items():
         for value in values or () if isinstance(values, Sequence) else ():
             if isinstance(value, Tensor) and value.ndim == (4 if kind == "linear" else 2):
@@ -596,7 +596,7 @@ def _count_members(given: Mapping[Kind, Any]) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """Values on a device, without permutations, scales and signs that do nothing."""
+    """Values on a device, without trivial permutations, scales and signs."""
 
     sym: Symmetries
     values: Values
@@ -604,7 +604,7 @@ class _Given:
     known: dict[tuple[Kind, int], Tensor | None] = field(default_factory=dict)
 
     def of(self, kind: Kind, k: int) -> Tensor | None:
-        """The value of a group, looked at once."""
+        """Return the value of a group, cached."""
         if (kind, k) not in self.known:
             self.known[kind, k] = self._acting(kind, k)
         return self.known[kind, k]
@@ -626,7 +626,7 @@ class _Given:
         return value.to(self.device, widest(self.device))
 
     def at(self, kind: Kind, a: int) -> list[tuple[Placement, Tensor]]:
-        """The places of a kind of groups on an axis, and what acts there."""
+        """Return the placements on an axis of groups of one kind, with their values."""
         acting: list[tuple[Placement, Tensor]] = []
         for k, placement in self.sym.placements_by_axis(kind).get(a, ()):
             turned = kind == "linear" and placement.exponent == -1
@@ -636,7 +636,7 @@ class _Given:
         return acting
 
     def element(self, names: Collection[str] | None) -> Element:
-        """What all of them do, to some tensors or to all."""
+        """Return the element of all values, for some or all tensors."""
         sym, sources = self.sym, self._sources()
         if names is not None:
             concerned = [a for name in names for a in sym.axes_of.get(name, ())]
@@ -666,7 +666,7 @@ class _Given:
         return AxisMap(Monomial(index, factor), tuple(mixings))
 
     def _index(self, a: int, source: Sources) -> Tensor | None:
-        """Old position of every new one, in the tensor that comes to the place of an axis."""
+        """Return the old position of every new one, in the tensor that replaces the axis's own."""
         axis = self.sym.axes[a]
         if isinstance(source, str):
             index = axis_index(axis, self.at("permutations", self.sym.twin(a, source)))
@@ -684,7 +684,7 @@ class _Given:
         return index
 
     def _sources(self) -> dict[str, Sources]:
-        """By name the tensor that comes to its place, of every member if they differ."""
+        """Return the tensor that replaces each exchanged tensor, per member if they differ."""
         if "permutations" not in self.values:
             return {}
         rows = [k for k, group in enumerate(self.sym.permutations) if group.tensors]
@@ -698,7 +698,7 @@ class _Given:
 
 
 def source_of(name: str, sym: Symmetries, orders: Mapping[int, Tensor]) -> str:
-    """The tensor that comes to stand in the place of another one in a single network."""
+    """Return the name of the tensor that replaces another one in a single network."""
     for k in sorted(orders, reverse=True):
         row = next((row for row in sym.permutations[k].tensors if name in row), None)
         name = name if row is None else row[int(orders[k][row.index(name)])]
@@ -706,7 +706,7 @@ def source_of(name: str, sym: Symmetries, orders: Mapping[int, Tensor]) -> str:
 
 
 def axis_index(axis: Axis, pairs: Sequence[tuple[Placement, Tensor]]) -> Tensor | None:
-    """Old position of every new position on one axis, or None where all stay.
+    """Return the old position of every new position on an axis, or None for the identity.
 
     Args:
         axis: of a tensor.
@@ -724,7 +724,7 @@ def axis_index(axis: Axis, pairs: Sequence[tuple[Placement, Tensor]]) -> Tensor 
 
 
 def axis_factor(axis: Axis, pairs: Sequence[tuple[Placement, Tensor]]) -> Tensor | None:
-    """Factor of every position on one axis, or None where all are one.
+    """Return the factor of every position on an axis, or None if all are one.
 
     Args:
         axis: of a tensor.
@@ -747,7 +747,7 @@ def axis_factor(axis: Axis, pairs: Sequence[tuple[Placement, Tensor]]) -> Tensor
 
 
 def mixing_at(placement: Placement, matrices: Tensor) -> Mixing:
-    """The matrices of a group at one of its places.
+    """Return the matrices of a group at one of its placements.
 
     Args:
         placement: of the group.
@@ -760,7 +760,7 @@ def mixing_at(placement: Placement, matrices: Tensor) -> Mixing:
 
 
 def _matrices_at(group: LinearGroup, axis_map: AxisMap) -> Tensor:
-    """The matrices of a group, from what happens to the axis of its first place."""
+    """Return the matrices of a group from the map of its first placement's axis."""
     dense = [mixing.dense for mixing in axis_map.mixings]
     if any(mixing.positions.ndim == 3 for mixing in dense):
         members = range(axis_map.members)
@@ -777,7 +777,7 @@ def _matrices_at(group: LinearGroup, axis_map: AxisMap) -> Tensor:
 
 # ------------------------------------------------------------ files
 def _layout(sym: Symmetries) -> str:
-    """The axes of a network, as a text that two of them can be compared by."""
+    """Return a description of a network's axes for comparison."""
     return json.dumps([[a.tensor, a.dim, a.size, a.blocks] for a in sym.axes])
 
 

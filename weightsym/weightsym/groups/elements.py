@@ -1,4 +1,4 @@
-"""Parts of elements, by kind of group: the identity, random ones, and the orders of an element."""
+"""Parts of elements by kind of group: identities, random values, and the orders of an element."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightsym.params import Params
 
 
 def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[Tensor]:
-    """The permutations that leave every unit where it is.
+    """Return the identity permutations.
 
     >>> from torch import nn
     >>> from weightsym import discover, identity
@@ -31,7 +31,7 @@ def identity(sym: Symmetries, device: torch.device | str | None = None) -> list[
 def random_permutations(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
-    """Uniform permutations, independent for every member.
+    """Draw uniform permutations, independently for every member.
 
     >>> from torch import nn
     >>> from weightsym import discover, random_permutations
@@ -54,7 +54,7 @@ def random_scales(
     members: int | None = None,
     spread: float = 0.5,
 ) -> list[Tensor]:
-    r"""Log-normal scales, whose logarithm has the standard deviation ``spread``.
+    r"""Draw log-normal scales, whose logarithm has the standard deviation ``spread``.
 
     .. math:: \log s_u \sim \mathcal{N}(0, \sigma^2)
 
@@ -77,7 +77,7 @@ def random_scales(
 def random_signs(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
-    """Fair coin flips: plus or minus one for every unit.
+    """Draw a fair sign, plus or minus one, for every unit.
 
     >>> from torch import nn
     >>> from weightsym import discover, random_signs
@@ -94,7 +94,7 @@ def random_signs(
 
 # ------------------------------------------------------------ matrices and shifts
 def identity_mixings(sym: Symmetries, stack: Params | None = None) -> list[Tensor]:
-    """The matrices that mix nothing, of one network or of every member of a stack.
+    """Return identity matrices for one network or for every member of a stack.
 
     >>> from weightsym import discover, identity_mixings
     >>> adapter = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 4))
@@ -115,7 +115,7 @@ def random_mixings(
     members: int | None = None,
     spread: float = 0.3,
 ) -> list[Tensor]:
-    r"""Random matrices of every group, whose log singular values have the deviation ``spread``.
+    r"""Draw matrices for every group, whose log singular values have the deviation ``spread``.
 
     .. math:: G = Q_1\, \mathrm{diag}(e^{\sigma z})\, Q_2, \quad z \sim N(0, 1)
 
@@ -170,7 +170,7 @@ def _random_complex(
 def random_shifts(
     sym: Symmetries, generator: torch.Generator | None = None, members: int | None = None
 ) -> list[Tensor]:
-    r"""Standard normal shifts of every group.
+    r"""Draw standard normal shifts for every group.
 
     .. math:: c \sim \mathcal{N}(0, 1)
 
@@ -194,7 +194,7 @@ Sources = Mapping[str, str | tuple[str, ...]]
 
 
 def orders_of(sym: Symmetries, axes: Axes, sources: Sources, members: int) -> list[Tensor]:
-    """By group the order of its units ``(members, units)``, read off what happens to axes.
+    """Return the orders of the units of every group ``(members, units)``, from the maps of axes.
 
     What stands in the places of a group may come from another one, if blocks have moved: the unit
     at a place tells which, and the order is that of the group where it comes from.
@@ -217,7 +217,7 @@ def orders_of(sym: Symmetries, axes: Axes, sources: Sources, members: int) -> li
 
 
 def _exchangeable_groups(sym: Symmetries) -> list[list[int]]:
-    """All groups, those together that blocks carry to each other's places."""
+    """Collect the groups that blocks exchange with each other."""
     together = {g: [g] for g in range(len(sym.permutations))}
 
     def join(groups: Sequence[int]) -> None:
@@ -231,7 +231,7 @@ def _exchangeable_groups(sym: Symmetries) -> list[list[int]]:
 
 
 class _Owners:
-    """The units of some groups, by their places before an element has moved them."""
+    """The units of some groups by their positions before an element moves them."""
 
     def __init__(
         self, sym: Symmetries, axes: Axes, sources: Sources, groups: Sequence[int]
@@ -244,14 +244,14 @@ class _Owners:
 
     @property
     def moved(self) -> bool:
-        """False if nothing has moved where the units are."""
+        """True if anything has moved at the positions of the units."""
         if self.sources or self.whole:
             return bool(self.sources)
         places = (self._place(g).axis for g in self.groups)
         return any(self._origins(a) is not None for a in dict.fromkeys(places))
 
     def standing(self, group: int, members: int) -> tuple[Tensor, Tensor]:
-        """The group that stands in the places of one, and its units there, of every member."""
+        """Return the group that replaces a given one, and its units there, for every member."""
         if self.whole:
             row = self.sym.permutations[group].tensors[0]
             pairs = [
@@ -285,7 +285,7 @@ class _Owners:
         return {name: (g, unit) for g, row in rows for unit, name in enumerate(row)}
 
     def _table(self, axis: int) -> Tensor:
-        """Group and unit of every position of an axis."""
+        """Return the group and unit of every position of an axis."""
         table = torch.full((self.sym.axes[axis].length, 2), -1)
         for g in self.groups:
             places = self.sym.permutations[g].placements
@@ -296,7 +296,7 @@ class _Owners:
         return table
 
     def _origins(self, a: int) -> Tensor | None:
-        """Old position of every new position of an axis, with the blocks that its rows move."""
+        """Return the old position of every new one on an axis, with the block moves of its rows."""
         index = self._index(a)
         axis, rows = self.sym.axes[a], self.sym.rows_of_blocks(a)
         moving = None if rows is None else self._index(rows)

@@ -1,4 +1,4 @@
-"""Carry optimizers along when their networks are permuted, flipped, rescaled or mixed."""
+"""Transform the state of optimizers along with their networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightsym.params import Params, is_stacked
 def transform_optimizer_state(
     optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], element: Element
 ) -> None:
-    r"""Carry an optimizer along when an element of the group moves its network.
+    r"""Transform the state of an optimizer along with its network.
 
     Every buffer of a parameter's shape moves with it; second moments and sizes keep their sign. An
     optimizer with other state (LBFGS, Adafactor) is refused. A gradient is divided by the scale of
@@ -72,7 +72,7 @@ _COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 def _check_names(
     optimizer: torch.optim.Optimizer, names: Mapping[str, Tensor], sym: Symmetries
 ) -> None:
-    """Names that do not fit would silently leave the momenta where they are."""
+    """Refuse incomplete names, which would leave momenta unchanged without notice."""
     missing = [n for n in sym.weights if n not in names]
     if missing:
         first = next(iter(names), None)
@@ -108,7 +108,7 @@ def _change_buffers(
 def _refuse_other_shapes(
     optimizer: torch.optim.Optimizer, key: str, value: Any, parameter: Tensor
 ) -> None:
-    """Histories of all parameters at once, and factored moments, would stay behind silently."""
+    """Refuse joint histories and factored moments, which would be left unchanged without notice."""
     is_history = isinstance(value, list) and bool(value)
     if is_history or (
         isinstance(value, Tensor) and value.ndim > 0 and value.shape != parameter.shape

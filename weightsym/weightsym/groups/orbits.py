@@ -1,4 +1,4 @@
-"""Tangents of orbits: the directions in which weights move while the function stays as it is."""
+"""Tangents of orbits: the directions in which the weights, but not the function, change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weightsym.params import Params
 def orbit_directions(
     params: Params, sym: Symmetries, softmax_shift: bool = False
 ) -> OrbitDirections:
-    r"""The tangent space of an orbit at a network, or of each orbit at the members of a stack.
+    r"""Return the tangent space of the orbit at a network, or at each member of a stack.
 
     .. math:: T \xi = \frac{d}{dt}\Big|_{t = 0} \exp(t \xi) \cdot w
 
@@ -79,7 +79,7 @@ class OrbitDirections:
             self._numbers = [shape[1:].numel() for shape in self._shapes.values()]
 
     def _as_matrix(self, weights: Params, sym: Symmetries) -> SparseTangents | None:
-        """The tangents of one network of double precision in memory that numpy reads, if few."""
+        """Return the sparse tangents of one small float64 network on the CPU, or None."""
         usual = self._single and self.size and self._generators.dtype == torch.float64
         if not usual or self._generators.device.type != "cpu":
             return None
@@ -93,7 +93,7 @@ class OrbitDirections:
     def _differentiate(
         self, weights: Params, sym: Symmetries, last: SoftmaxShift | None, sizes: list[int]
     ) -> None:
-        """Get ready for products as derivatives."""
+        """Prepare products by automatic differentiation."""
         self._generators.requires_grad_()
         moved = _moved(weights, sym, last, self._generators.split(sizes, -1))
         self.names = tuple(n for n in weights if moved[n].requires_grad)
@@ -103,20 +103,20 @@ class OrbitDirections:
 
     @torch.inference_mode(False)
     def times(self, generators: Tensor) -> Params:
-        """The direction in which generators ``(size,)``, or ``(members, size)``, move weights."""
+        """Return the direction of generators ``(size,)`` or ``(members, size)`` in weight space."""
         rows = self._stacked(_usable(generators).to(self._generators))
         _check_shape("`generators`", rows, self._generators.shape, self._single)
         return self._tensors(self._push(rows))
 
     @torch.inference_mode(False)
     def adjoint(self, vectors: Params) -> Tensor:
-        """The products of vectors, shaped as the weights, with all directions."""
+        """Return the inner products of vectors, shaped as the weights, with all directions."""
         products = self._pull(self._rows(vectors))
         return products[0] if self._single else products
 
     @torch.inference_mode(False)
     def onto(self, vectors: Params, tolerance: float = 1e-12) -> Params:
-        """The part of vectors along the orbit, by least squares.
+        """Project vectors onto the orbit, by least squares.
 
         Args:
             vectors: one tensor, such as a gradient or a step, for each that moves.
@@ -127,7 +127,7 @@ class OrbitDirections:
 
     @torch.inference_mode(False)
     def off(self, vectors: Params, tolerance: float = 1e-12) -> Params:
-        """The part of vectors that changes the function.
+        """Project vectors off the orbit, onto directions that change the function.
 
         Args:
             vectors: as for `onto`.
@@ -138,7 +138,7 @@ class OrbitDirections:
 
     # ------------------------------------------------------------ rows of numbers
     def _rows(self, vectors: Params) -> Tensor:
-        """Vectors as ``(members, numbers)``."""
+        """Flatten vectors to ``(members, numbers)``."""
         missing = [n for n in self.names if vectors.get(n) is None]
         if missing:
             raise ValueError(f"`vectors` lacks {missing[0]!r}, which moves along the orbit.")
@@ -182,7 +182,7 @@ class OrbitDirections:
         return torch.cat(parts, 1)
 
     def _rest(self, rows: Tensor, tolerance: float) -> Tensor:
-        """What least squares leave, by conjugate gradients (CGLS), for all members at once.
+        """Return the residual of least squares by conjugate gradients (CGLS), for all members.
 
         Tangents are divided by their lengths, nearly. Few of one network are made orthonormal.
         """
@@ -213,7 +213,7 @@ class OrbitDirections:
 
     @cached_property
     def _inverse_lengths(self) -> Tensor:
-        """One over the length of every tangent, of large networks about, by products with noise."""
+        """The inverse length of every tangent, estimated by random products if large."""
         if self._sparse is not None:
             return torch.from_numpy(self._sparse.inverse_lengths)[None]
         generator, squares = torch.Generator().manual_seed(0), 0 * self._generators.detach()
@@ -228,7 +228,7 @@ _PROBES = 4
 
 
 def _usable(t: Tensor) -> Tensor:
-    """A tensor without its history, which gradients of others may be taken through."""
+    """Return a detached tensor that autograd can use in further computations."""
     return t.detach().clone() if t.is_inference() else t.detach()
 
 
@@ -240,7 +240,7 @@ def _check_shape(what: str, rows: Tensor, shape: torch.Size, single: bool) -> No
 
 # ------------------------------------------------------------ the group near the identity
 def _sizes(sym: Symmetries, last: SoftmaxShift | None) -> Iterator[int]:
-    """The number of generators of every group, in the order in which `_moved` takes them."""
+    """Yield the number of generators of every group, in the order of `_moved`."""
     yield from (group.units for group in sym.scalings)
     yield from (group.dimension for group in sym.linear)
     yield from (group.size for group in sym.shifts)
@@ -252,7 +252,7 @@ def _sizes(sym: Symmetries, last: SoftmaxShift | None) -> Iterator[int]:
 def _moved(
     weights: Params, sym: Symmetries, last: SoftmaxShift | None, generators: tuple[Tensor, ...]
 ) -> Params:
-    """Weights after an element of the group that is right to first order in its generators."""
+    """Return the weights after an element that is correct to first order in its generators."""
     parts = iter(generators)
     values: dict[Kind, list[Tensor | None]] = {
         "scalings": [1 + next(parts) for _ in sym.scalings],

@@ -1,4 +1,4 @@
-"""Places of units and channels: axes of tensors, and positions along them; matrices and shifts."""
+"""Positions of units and channels on the axes of tensors; matrices and shifts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of one tensor whose indices belong to units.
+    """A dimension of a tensor whose indices belong to units.
 
     `labels` gives the position of every element of the tensor. That is its index in dimension
     ``dim``, or in the flattened tensor where ``dim`` is None. With ``blocks > 1`` (grouped
@@ -35,11 +35,11 @@ class Axis:
         return self.blocks * self.size
 
     def labels(self, shape: torch.Size) -> Tensor:
-        """The position of every element of the tensor, in a shape that broadcasts to its own."""
+        """Return the position of every entry of the tensor, in a shape that broadcasts to it."""
         return self.spread(torch.arange(self.length), shape)
 
     def spread(self, values: Tensor, shape: torch.Size) -> Tensor:
-        """The value of every element, from those of positions: ``values[..., labels(shape)]``."""
+        """Broadcast values of positions to entries: ``values[..., labels(shape)]``."""
         lead = values.shape[:-1]
         if self.dim is None:
             return values.reshape([*lead, *shape])
@@ -52,14 +52,14 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """The places of a group on one axis: ``positions[k]`` are those of unit ``k``."""
+    """The positions of a group on one axis: ``positions[k]`` are those of unit ``k``."""
 
     axis: int
     positions: Tensor
     exponent: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone, without what was computed from them and kept."""
+        """Return the fields alone, without cached values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
@@ -69,12 +69,12 @@ class Placement:
 
     @cached_property
     def is_range(self) -> bool:
-        """True if the positions, one unit after the other, are 0, 1, 2 and so on."""
+        """True if the positions, in order of units, are 0, 1, 2 and so on."""
         positions = self.positions.reshape(-1).cpu()
         return torch.equal(positions, torch.arange(len(positions)))
 
     def covers(self, axis: Axis) -> bool:
-        """True if the units are all positions of the axis, in their order."""
+        """Return whether the units are all positions of the axis, in order."""
         return self.positions.shape == (axis.length, 1) and self.is_range
 
 
@@ -114,7 +114,7 @@ class LinearGroup:
     placements: tuple[Placement, ...] = field(repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone, without what was computed from them and kept."""
+        """Return the fields alone, without cached values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
@@ -132,19 +132,19 @@ class LinearGroup:
 
     @cached_property
     def basis(self) -> Tensor:
-        """The directions that are free to turn, as columns: all, or all but that of the ones."""
+        """The directions that can be rotated, as columns: all, or all but that of the ones."""
         if self.kind != "centred":
             return torch.eye(self.size, dtype=torch.float64)
         return self.directions[:, 1:]
 
     @cached_property
     def directions(self) -> Tensor:
-        """An orthonormal basis of all channels, as columns, of which the ones are the first."""
+        """An orthonormal basis of all channels, as columns, with the normalised ones first."""
         ones = torch.ones(self.size, 1, dtype=torch.float64)
         return torch.linalg.qr(ones, mode="complete").Q
 
     def lifted(self, turn: Tensor) -> Tensor:
-        """A rotation of free directions as one of all channels."""
+        """Extend a rotation of the free directions to all channels."""
         basis = self.basis.to(turn)
         return basis @ turn @ basis.mT + torch.eye(self.size).to(turn) - basis @ basis.mT
 
@@ -157,7 +157,7 @@ class LinearGroup:
 # ------------------------------------------------------------ shifts
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A layer that reads shifted channels, and whose bias takes the shift up.
+    """A layer that reads shifted channels, and whose bias absorbs the shift.
 
     ``channels`` says where the channels lie along the incoming axis of the weight, and how many
     times the shift is added to them. ``rows`` are those of the weight whose outputs the elements of
@@ -171,7 +171,7 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class ShiftGroup:
-    r"""Numbers that may be added to the channels that a bias writes.
+    r"""Constants that may be added to the channels that a bias writes.
 
     With a shift c the bias becomes :math:`b + c`, and the bias of every layer that reads the
     channels :math:`b' - W' c`. A bias that no layer reads is dead, such as that of keys, which the
@@ -199,10 +199,10 @@ class ShiftGroup:
 
     @property
     def is_dead(self) -> bool:
-        """True if nothing sees the shift."""
+        """True if the shift has no effect."""
         return not self.readers and all(placement.exponent == 1 for placement in self.placements)
 
 
 def complex_matrices(x: Tensor, y: Tensor) -> Tensor:
-    """The 2 x 2 matrices of complex numbers with real and imaginary parts."""
+    """Return the real 2 x 2 matrices of complex numbers."""
     return torch.stack([torch.stack([x, -y], -1), torch.stack([y, x], -1)], -2)

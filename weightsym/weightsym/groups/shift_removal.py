@@ -1,4 +1,4 @@
-"""Removal of the shifts that biases take up: one network for all that shifts make equal."""
+"""Removal of shifts that biases absorb: one representative for all shifted networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightsym.params import Params, is_stacked
 
 
 def remove_shifts(params: Params, sym: Symmetries) -> Params:
-    """One network for all that shifts make equal: biases that may be shifted become zero.
+    """Replace shifted networks by one representative: biases that may be shifted become zero.
 
     Of a table the mean of its rows does. Where permutations may move such a place to others of the
     same shift, all of these become as small as shifts can make them together.
@@ -36,13 +36,13 @@ def remove_shifts(params: Params, sym: Symmetries) -> Params:
 
 
 def _exchanged(sym: Symmetries, group: ShiftGroup) -> tuple[Placement, ...]:
-    """The places of a group in its first tensor, and in those that may change places with it."""
+    """Return the placements of a group in its first tensor and in those exchangeable with it."""
     first = sym.first_twin(group.name)
     return tuple(p for p in group.placements if sym.first_twin(sym.axes[p.axis].tensor) == first)
 
 
 def _removing(params: Params, sym: Symmetries, groups: Sequence[ShiftGroup]) -> Sequence[Tensor]:
-    r"""The shifts after which least is left, in the sum of squares, where places are exchanged.
+    r"""Return the shifts that minimise the remaining sum of squares, jointly if exchangeable.
 
     .. math:: \min_c \|w + S c\|^2, \quad S^T S c = -S^T w
     """
@@ -64,7 +64,7 @@ def _removing(params: Params, sym: Symmetries, groups: Sequence[ShiftGroup]) -> 
 
 
 def _mean(params: Params, sym: Symmetries, placement: Placement) -> Tensor:
-    """The mean of a tensor over everything but the channels of a place."""
+    """Return the mean of a tensor over everything but the channels of a placement."""
     w = params[sym.axes[placement.axis].tensor]
     offset = int(is_stacked({sym.axes[placement.axis].tensor: w}, sym.shapes))
     rows = along_axis(w, sym.axes[placement.axis], offset)

@@ -29,7 +29,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class PermutationGroup(Group):
-    """The symmetric group on its units, which are channels, or blocks such as heads and experts.
+    """The symmetric group on its units: channels, or blocks such as heads and experts.
 
     ``inner`` lists, for every class of interchangeable channels or of smaller blocks inside the
     blocks, the indices of the groups that permute them, one per block. Blocks may have tensors of
@@ -78,7 +78,7 @@ class SignGroup(Group):
 
 @dataclass(frozen=True)
 class Frozen:
-    """An operation that was not understood, where it stands, and why it is held fixed.
+    """An unsupported operation: its location, and why its operands are fixed.
 
     >>> from weightsym import discover
     >>> class Running(torch.nn.Sequential):
@@ -96,7 +96,7 @@ class Frozen:
     reason: str
 
     def __str__(self) -> str:
-        """One line of a table: what it is, where it stands and why it is fixed."""
+        """Describe the operation, its location and the reason in one line."""
         where = f" in `{self.module}`" if self.module else ""
         return f"{self.operation}{where}{' at ' + self.line if self.line else ''}: {self.reason}"
 
@@ -174,7 +174,7 @@ class Symmetries:
     shifts: tuple[ShiftGroup, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone, without what was computed from them and kept."""
+        """Return the fields alone, without cached values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
@@ -199,7 +199,7 @@ class Symmetries:
 
     @cached_property
     def dimension(self) -> int:
-        """Dimension of an orbit: matrices, shifts, and scales that are no matrices."""
+        """The dimension of an orbit: matrices, shifts, and scales outside matrix groups."""
         idle = sum(_idle_dimensions(self))
         if idle:  # matrices that move nothing, or what shifts move
             from weightsym.groups.tangents import generic_rank  # which reads what is defined here
@@ -211,7 +211,7 @@ class Symmetries:
 
     @cached_property
     def _dimension(self) -> int:
-        """As if all matrices moved something."""
+        """The dimension if every matrix moved something."""
         linear = [group for group in self.linear if group.kind in ("general", "complex")]
         matrices = sum(g.dimension for g in self.linear)
         if not linear:
@@ -225,7 +225,7 @@ class Symmetries:
         return _rank(csr_matrix(powers)) - before + matrices + self.shift_dof
 
     def covered(self, groups: Sequence[Group], kinds: Collection[str]) -> tuple[Tensor, ...]:
-        """For every group, which of its units move inside spaces of the given kinds only.
+        """Return a mask for every group of the units inside spaces of the given kinds.
 
         Scales do where they are diagonal matrices of these spaces.
         """
@@ -234,7 +234,7 @@ class Symmetries:
 
     @cached_property
     def scale_powers(self) -> list[csr_matrix]:
-        """By axis, the power of every scale at every position, ``(positions, scales)``."""
+        """For each axis, the power of every scale at every position, ``(positions, scales)``."""
         powers, ends = (
             incidence(self.axes, self.scalings),
             np.cumsum([a.length for a in self.axes]),
@@ -243,7 +243,7 @@ class Symmetries:
 
     @cached_property
     def shared_axes(self) -> frozenset[int]:
-        """Axes with positions where not just one scale acts, or not with power 1 or -1."""
+        """Axes with positions where several scales act, or one with a power other than 1 or -1."""
         return frozenset(
             axis
             for axis, powers in enumerate(self.scale_powers)
@@ -252,7 +252,7 @@ class Symmetries:
 
     @cached_property
     def touched(self) -> frozenset[str]:
-        """The tensors that any group moves, without biases that only take shifts up."""
+        """The tensors that any group moves, without biases that only absorb shifts."""
         channels = *self.permutations, *self.scalings, *self.signs
         names = [self.moved_by(g) for every in (channels, self.linear, self.shifts) for g in every]
         last = self.softmax_shift
@@ -260,24 +260,24 @@ class Symmetries:
 
     @cached_property
     def compared(self) -> frozenset[str]:
-        """The tensors that tell two networks apart: all that move but running statistics."""
+        """The tensors that distinguish networks: all that move except running statistics."""
         statistics = {axis.tensor for axis in self.axes if axis.role in ("mean", "variance")}
         return self.touched - statistics
 
     @cached_property
     def numbers(self) -> tuple[str, ...]:
-        """The tensors that hold real numbers: weights and biases."""
+        """The tensors of real numbers: weights and biases."""
         biases = {axis.tensor for axis in self.axes if axis.role == "bias"}
         return tuple(n for n in self.shapes if n in {*self.weights, *biases})
 
     def moved_by(self, group: Group | LinearGroup | ShiftGroup) -> frozenset[str]:
-        """The tensors that a group moves."""
+        """Return the tensors that a group moves."""
         rows = group.tensors if isinstance(group, PermutationGroup) else ()
         return frozenset(self.axes[p.axis].tensor for p in group.placements).union(*rows)
 
     @cached_property
     def exchangeable_tensors(self) -> dict[str, frozenset[str]]:
-        """By tensor that may change places with others, all of these and itself."""
+        """For each exchangeable tensor, the tensors that it may be exchanged with, and itself."""
         exchangeable: dict[str, frozenset[str]] = {}
         for row in (row for group in self.permutations for row in group.tensors):
             together = frozenset(row).union(*(exchangeable.get(name, ()) for name in row))
@@ -285,11 +285,11 @@ class Symmetries:
         return exchangeable
 
     def first_twin(self, name: str) -> str:
-        """The first of all tensors that may change places with one."""
+        """Return the first of the tensors that are exchangeable with a given one."""
         return min(self.exchangeable_tensors.get(name, {name}))
 
     def twin(self, axis: int, name: str) -> int:
-        """The axis of another tensor that is what one axis is of its own."""
+        """Return the axis of another tensor that corresponds to a given one."""
         own = self.axes[axis]
         if own.tensor == name:
             return axis
@@ -297,14 +297,14 @@ class Symmetries:
         return next(k for k, a in every if (a.dim, a.blocks) == (own.dim, own.blocks))
 
     def rows_of_blocks(self, axis: int) -> int | None:
-        """The axis whose blocks of rows carry along what an axis with blocks counts."""
+        """Return the axis of rows whose blocks an axis with blocks belongs to, if any."""
         if self.axes[axis].blocks == 1:
             return None
         every = ((k, self.axes[k]) for k in self.axes_of[self.axes[axis].tensor])
         return next((k for k, a in every if a.dim == 0 and a.blocks == 1), None)
 
     def placements_by_axis(self, group_type: str) -> dict[int, list[tuple[int, Any]]]:
-        """For each axis the (group, placement) pairs of one kind of groups, as they act."""
+        """Return the (group, placement) pairs of one kind by axis, in their order of action."""
         return self._by_axis[group_type]
 
     @cached_property
@@ -319,7 +319,7 @@ class Symmetries:
 
     @cached_property
     def axes_of(self) -> dict[str, list[int]]:
-        """The axes of every tensor, those that see no blocks first: in this order they act."""
+        """The axes of every tensor in their order of action, those without blocks first."""
         tensors: dict[str, list[int]] = {}
         for k in sorted(range(len(self.axes)), key=lambda k: self.axes[k].blocks):
             tensors.setdefault(self.axes[k].tensor, []).append(k)
@@ -329,7 +329,7 @@ class Symmetries:
         return str(self)
 
     def __str__(self) -> str:
-        """A table: one line per kind of group, the counts, and what is frozen."""
+        """Return a table of groups by kind, the counts, and the frozen operations."""
         return _table(self)
 
 
@@ -342,7 +342,7 @@ torch.serialization.add_safe_globals(
 
 
 def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
-    """The symmetries with some of the permutations, and only whole rows of blocks."""
+    """Return the symmetries with some of the permutations, and only complete rows of blocks."""
     index = {old: new for new, old in enumerate(keep)}
     groups = []
     for k in keep:
@@ -354,7 +354,7 @@ def without_groups(sym: Symmetries, keep: Sequence[int]) -> Symmetries:
 
 # ------------------------------------------------------------ the printed table
 def _table(sym: Any) -> str:
-    """One line per kind of group, the counts, and what is frozen."""
+    """Return a table of groups by kind, the counts, and the frozen operations."""
     rows: dict[tuple[str, int], list[str]] = {}
     counts: dict[tuple[str, int], int] = {}
     for title, units, count, name in _groups(sym):
@@ -386,7 +386,7 @@ def _table(sym: Any) -> str:
 
 
 def _groups(sym: Any) -> Iterator[tuple[str, int, int, str]]:
-    """Title, units, number and name of every group but shifts."""
+    """Yield the title, units, number and name of every group except shifts."""
     for group in sym.permutations:
         title = "block perm." if group.kind == "block" else "permutation"
         yield title, group.units, 1, group.name
@@ -412,7 +412,7 @@ def _units_inside(
     groups: Sequence[Any],
     diagonal: bool = False,
 ) -> tuple[Tensor, ...]:
-    r"""Find the units of every group whose places all lie among the channels of spaces.
+    r"""Return the units of every group whose positions are all channels of spaces.
 
     With ``diagonal`` only those scales that are diagonal matrices of these spaces: such a unit has
     a power p at all places where a matrix G acts on its channels, and -p where the inverse
@@ -445,7 +445,7 @@ def _units_inside(
 
 
 def _idle_dimensions(sym: Symmetries) -> list[int]:
-    r"""By group of matrices, how many dimensions move nothing that shifts do not move, too.
+    r"""Count, for every group of matrices, dimensions without effect beyond that of shifts.
 
     A matrix of n channels moves nothing if it is zero on all that enters them, and reaches nothing
     of what leaves them.
@@ -469,7 +469,7 @@ def _idle_dimensions(sym: Symmetries) -> list[int]:
 def _ranks(
     sym: Symmetries, group: LinearGroup, loose: Sequence[LinearGroup], shifted: Collection[int]
 ) -> tuple[int, int]:
-    """The ranks of what enters and leaves the channels of a space, without what others share."""
+    """Return the ranks of the weights before and after a space, without shared tensors."""
     own, taken = {p.axis for p in group.placements}, set[str]()
     for p in (p for g in loose for p in g.placements if p.axis not in own):
         taken.add(sym.axes[p.axis].tensor)
@@ -483,13 +483,13 @@ def _ranks(
 
 
 def _channels(group: LinearGroup) -> Ints:
-    """The number of every channel, ``(spaces, size)``, where the two of a plane are one."""
+    """Number every channel, ``(spaces, size)``, with one number for both channels of a plane."""
     each = 1 if group.kind == "complex" else group.size
     return each * np.arange(group.spaces)[:, None] + np.arange(group.size) % each
 
 
 def _at_entries(axes: Sequence[Axis], powers: csr_matrix) -> csc_matrix:
-    """Powers at the entries of tensors, as far as they are independent of each other.
+    """Return powers at tensor entries that span the powers at all entries.
 
     At an entry they are the sum of those at its positions on all axes. So they are given by those
     at the first of each, and by differences.
@@ -507,7 +507,7 @@ def _at_entries(axes: Sequence[Axis], powers: csr_matrix) -> csc_matrix:
 
 
 def _rank(rows: csr_matrix) -> int:
-    """The rank of a large sparse matrix of whole numbers.
+    """Return the rank of a large sparse integer matrix.
 
     Variables that a row with one entry makes zero, or a row with two makes equal or opposite to
     others, are replaced until no such row is left. Few variables remain.
@@ -531,7 +531,7 @@ def _rank(rows: csr_matrix) -> int:
 
 
 def _joined(rows: csr_matrix) -> tuple[Ints, Ints]:
-    """By variable, the one that it is equal or opposite to, -1 where it is zero, and the sign."""
+    """Return, for each variable, its representative (-1 for zero) and their relative sign."""
     count = rows.shape[1]
     widths, every = np.diff(rows.indptr), np.arange(count)
     pinned = rows.indices[rows.indptr[:-1][widths == 1]]
@@ -554,7 +554,7 @@ def _joined(rows: csr_matrix) -> tuple[Ints, Ints]:
 def incidence(
     axes: Sequence[Axis], groups: Sequence[Any], ids: Sequence[Ints] | None = None
 ) -> csr_matrix:
-    """The powers of units, or sides of channels, at the positions of all axes in a row."""
+    """Return the powers of units, or sides of channels, at the positions of all axes."""
     ids = [np.arange(group.units) for group in groups] if ids is None else ids
     starts = np.cumsum([0, *(axis.length for axis in axes)])
     parts, first = [np.zeros((3, 0), np.int64)], 0

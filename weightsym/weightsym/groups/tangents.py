@@ -1,4 +1,4 @@
-"""Tangents of an orbit as one sparse matrix, of which only the numbers change with the weights."""
+"""Tangents of an orbit as a sparse matrix of fixed pattern, whose values follow the weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SparseTangents:
 
     @cached_property
     def _matrices(self) -> tuple[Any, Any]:
-        """The matrix, and its transpose."""
+        """The matrix and its transpose."""
         pattern = self._pattern
         shape = len(pattern.starts) - 1, pattern.basis.shape[0]
         matrix = sparse.csr_matrix((self._numbers, pattern.columns, pattern.starts), shape)
@@ -56,16 +56,16 @@ class SparseTangents:
         return self._matrices[0]
 
     def push(self, generators: np.ndarray) -> np.ndarray:
-        """The direction of generators."""
+        """Return the direction of generators."""
         return self._matrices[0] @ generators
 
     def pull(self, directions: np.ndarray) -> np.ndarray:
-        """The products of a direction with all tangents."""
+        """Return the inner products of a direction with all tangents."""
         return self._matrices[1] @ directions
 
     @cached_property
     def inverse_lengths(self) -> np.ndarray:
-        """One over the length of every tangent, or zero."""
+        """The inverse length of every tangent, or zero."""
         columns, numbers = self._pattern.columns, self._numbers
         if self._pattern.mixes:
             columns, numbers = self._matrices[0].indices, self._matrices[0].data
@@ -74,7 +74,7 @@ class SparseTangents:
 
     @cached_property
     def factor(self) -> Any:
-        """A factor of the products of all tangents of length one, if few and independent."""
+        """A Cholesky factor of the Gram matrix of unit tangents, if few and independent."""
         scale, pattern = self.inverse_lengths, self._pattern
         small = self._count <= _DENSE and len(self._numbers) <= _FEW
         if not small or pattern.mixes or not scale.all():
@@ -90,7 +90,7 @@ class SparseTangents:
         return root if root[0].diagonal().min() > 1e-4 else None
 
     def off(self, directions: np.ndarray) -> np.ndarray:
-        """What is left of a direction, where there is a factor."""
+        """Project a direction off the tangents, by the factor."""
         pattern, scale, numbers = self._pattern, self.inverse_lengths, self._numbers
         for _ in range(2):  # the second time takes away what rounding has left
             along = numbers * directions[pattern.rows]
@@ -102,7 +102,7 @@ class SparseTangents:
 
 
 def sparse_tangents(sym: Symmetries, names: Sequence[str]) -> _Pattern | None:
-    """The pattern of tangents, if it is small. It is read once.
+    """Return the cached pattern of tangents, or None if it is large.
 
     Args:
         sym: what `discover` returned.
@@ -116,7 +116,7 @@ def sparse_tangents(sym: Symmetries, names: Sequence[str]) -> _Pattern | None:
 
 
 def generic_rank(sym: Symmetries) -> int | None:
-    """The dimension of an orbit, at random weights. None where that is too large to be counted."""
+    """Return the dimension of an orbit at random weights, or None if it is too large to compute."""
     pattern = sparse_tangents(sym, tuple(sym.shapes))
     if pattern is None or pattern.basis.shape[1] > _RANKED:
         return None
@@ -130,7 +130,7 @@ def generic_rank(sym: Symmetries) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _Pattern:
-    """Where a matrix has which multiples of which weights, in rows.
+    """The sparsity pattern: the multiples of weights at every position of a matrix.
 
     Its columns are the numbers of full matrices; ``basis`` makes these of generators.
     """
@@ -165,7 +165,7 @@ _PATTERNS = WeakKeyDictionary()
 
 
 def _size(sym: Symmetries) -> int:
-    """About how many entries there will be."""
+    """Estimate the number of entries."""
     numbers = {name: math.prod(shape) for name, shape in sym.shapes.items()}
     mixed = sum(
         group.size * numbers.get(sym.axes[placement.axis].tensor, 0)
@@ -227,7 +227,7 @@ def _of_scales(sym: Symmetries, places: dict[str, Tensor]) -> Iterator[Entries]:
 def _of_matrices(
     sym: Symmetries, group: LinearGroup, placement: Placement, places: dict[str, Tensor], first: int
 ) -> Entries:
-    """Of one side of a space: rows of channels that are mixed by a matrix, or its transpose."""
+    """Return the entries for one side of a space, which a matrix or its transpose mixes."""
     axis, n = sym.axes[placement.axis], group.size
     if axis.tensor not in places:
         return _NONE
@@ -253,7 +253,7 @@ def _of_biases(
 
 
 def _of_readers(sym: Symmetries, reader: Reader, places: dict[str, Tensor], first: int) -> Entries:
-    """Of a bias that takes up what a layer makes of a shift."""
+    """Return the entries for a bias that absorbs a layer's response to a shift."""
     placement = reader.channels
     axis = sym.axes[placement.axis]
     if reader.bias not in places or axis.tensor not in places:

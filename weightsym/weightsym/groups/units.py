@@ -1,4 +1,4 @@
-"""Read weights unit by unit: what writes a unit, what reads it, and statistics of its weights."""
+"""Weights by unit: which tensors write and read a unit, and statistics of its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITES = ("out", "gain", "raw")
 
 
 def writer(sym: Symmetries, group: Group) -> Placement | None:
-    """The first place, in graph order, where weights enter the units of a group.
+    """Return the first placement, in graph order, of the weights into the units of a group.
 
     Where tensors may change places, none of them is first: the others come before them. A layer of
     width 1 has no axis for its unit: what enters that lies along the axis of its inputs.
@@ -30,7 +30,7 @@ def writer(sym: Symmetries, group: Group) -> Placement | None:
 
 
 def _is_single(sym: Symmetries, group: Group) -> bool:
-    """True if the first place of a group is the input of a layer whose only unit is the group's."""
+    """Return whether a group is the single input of a layer."""
     if group.units > 1 or not group.placements:
         return False
     first = group.placements[0]
@@ -39,7 +39,7 @@ def _is_single(sym: Symmetries, group: Group) -> bool:
 
 
 def is_other_side(sym: Symmetries, axis: int, placement: Placement) -> bool:
-    """True if an axis counts the inputs in the weights that enter the units at a place."""
+    """Return whether an axis is the input side of the weights into the units at a placement."""
     own = sym.axes[placement.axis]
     return sym.axes[axis].tensor == own.tensor and (axis != placement.axis or own.role == "in")
 
@@ -51,7 +51,7 @@ def _standing(sym: Symmetries, group: Group, placement: Placement) -> int:
 
 
 def twin_places(sym: Symmetries, group: Group, placement: Placement) -> list[Placement]:
-    """The places of the units in all tensors that may change places with one."""
+    """Return the placements of the units in all tensors exchangeable with a given one."""
     axis = sym.axes[placement.axis]
     twins = sym.exchangeable_tensors.get(axis.tensor, frozenset({axis.tensor}))
     if len(twins) == 1:
@@ -65,7 +65,7 @@ def twin_places(sym: Symmetries, group: Group, placement: Placement) -> list[Pla
 
 
 def side_by_side(weights: Sequence[Tensor], sym: Symmetries, axis: Axis) -> Tensor:
-    """Tensors that may change places as one, in which units have the weights of all."""
+    """Concatenate exchangeable tensors so that each unit has the weights of all."""
     shape = sym.shapes[axis.tensor]
     if len(weights) == 1 or len(shape) < 2 or axis.dim is None or axis.blocks > 1:
         return weights[0]
@@ -74,20 +74,20 @@ def side_by_side(weights: Sequence[Tensor], sym: Symmetries, axis: Axis) -> Tens
 
 
 def common_weight(params: Params, sym: Symmetries, group: Group, placement: Placement) -> Tensor:
-    """The tensor at a place, beside those that may change places with it."""
+    """Return the tensor of a placement, concatenated with those exchangeable with it."""
     places = twin_places(sym, group, placement)
     weights = [params[sym.axes[p.axis].tensor] for p in places]
     return side_by_side(weights, sym, sym.axes[placement.axis])
 
 
 def reader(sym: Symmetries, group: Group) -> Placement | None:
-    """The last place, in graph order, where weights read the units of a group."""
+    """Return the last placement, in graph order, of the weights out of the units of a group."""
     places = [p for p in group.placements if sym.axes[p.axis].last_read >= 0]
     return max(places, key=lambda p: sym.axes[p.axis].last_read) if places else None
 
 
 def other_axes(sym: Symmetries, axis: int) -> list[int]:
-    """The axes that count something else in the same tensor."""
+    """Return the other dimensions' axes in the same tensor."""
     tensor, dim = sym.axes[axis].tensor, sym.axes[axis].dim
     return [a for a in sym.axes_of[tensor] if a != axis and (dim is None or sym.axes[a].dim != dim)]
 
@@ -98,7 +98,7 @@ def unit_rows(
     placement: Placement,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """The weights at a placement, one row per unit, ``(..., units, features)``.
+    """Return the weights at a placement, one row per unit, ``(..., units, features)``.
 
     Those of spaces come as ``(..., spaces, size, features)``.
     """
@@ -119,7 +119,7 @@ def unit_rows(
 
 
 def by_kernel(rows: Tensor, sym: Symmetries, placement: Placement) -> Tensor:
-    """Rows as ``(..., features, positions of the kernel)``."""
+    """Return rows as ``(..., features, positions of the kernel)``."""
     tensor = sym.axes[placement.axis].tensor
     convolves = all(a.dim in (0, 1) for a in sym.axes if a.tensor == tensor)
     kernel = sym.shapes[tensor][2:].numel() if convolves else 1
@@ -133,7 +133,7 @@ def statistic(
     kind: Statistic,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """One number per unit: ``(units,)`` or ``(members, units)``.
+    """Return one number per unit: ``(units,)`` or ``(members, units)``.
 
     ``"std"`` of a single weight is its absolute value; of several rows (query and key, the two
     halves of a gate) it is the root of their mean variance, so that flipping one changes nothing.

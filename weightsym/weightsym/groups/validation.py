@@ -1,4 +1,4 @@
-"""Refuse parameters and group elements that do not belong to a network, in one sentence."""
+"""Validation of parameters and group elements, with one sentence for each refusal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def check_params(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> bool:
-    """Check that all parameters of a network are there, and return True for a stack.
+    """Require all parameters of a network, and return whether they are a stack.
 
     Statistics of norms may be missing: standard deviations and gradients have none. So are buffers
     that were read as constants, and further names of one tensor, if they hold something else.
@@ -40,7 +40,7 @@ def check_params(params: Mapping[str, Tensor], sym: Symmetries, name: str = "par
 
 
 def check_named_tensors(params: Mapping[str, Tensor], name: str) -> None:
-    """Refuse what is not a dict of tensors, such as a module or a list of networks.
+    """Require a dict of tensors, not a module or a list of networks.
 
     Another mapping, such as a network on disk, knows what its values are.
     """
@@ -54,13 +54,13 @@ def check_named_tensors(params: Mapping[str, Tensor], name: str) -> None:
 
 
 def check_symmetries(sym: Symmetries) -> None:
-    """Refuse what `discover` has not returned."""
+    """Require a `Symmetries`."""
     if not isinstance(sym, Symmetries):
         raise ValueError(f"`sym` must be what `discover` returned, got {type(sym).__name__}.")
 
 
 def _check_numbers(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
-    """Weights are real numbers, in memory and all there: integers would be rounded."""
+    """Require dense real weights in memory: integers would be rounded."""
     for tensor in (n for n in sym.numbers if n in params):
         w = params[tensor]
         if not w.is_floating_point() or w.is_meta or w.layout != torch.strided:
@@ -111,7 +111,7 @@ def _equal_up_to_rounding(new: Tensor, old: Tensor) -> Tensor:
 
 
 def check_finite(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:
-    """Refuse what cannot be sorted, scaled or averaged: not finite numbers, and a stack of none.
+    """Require finite values of at least one network, for sorting, scaling and averaging.
 
     Biases and statistics count as well; buffers that were read as constants may be infinite.
     """
@@ -131,13 +131,13 @@ def check_finite(params: Mapping[str, Tensor], sym: Symmetries, name: str = "par
 
 
 def _sum(w: Tensor) -> Tensor:
-    """Of floats; nothing can be wrong with others."""
+    """Return the sum of a floating-point tensor, and zero for others, which are always finite."""
     wide = torch.promote_types(w.dtype, torch.float32)
     return w.sum(dtype=wide) if w.is_floating_point() else w.new_zeros((), dtype=torch.float32)
 
 
 def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:
-    """Refuse a stack of none."""
+    """Require at least one network."""
     first = next((n for n in sym.shapes if n in params), None)  # of a stack all are as long
     w = None if first is None else params[first]
     if w is not None and w.ndim > len(sym.shapes[str(first)]) and not len(w):
@@ -147,7 +147,7 @@ def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "param
 def check_squares(
     params: Mapping[str, Tensor], name: str = "params", tensors: Iterable[str] | None = None
 ) -> None:
-    """Refuse weights whose squares overflow, or all vanish, although they do not themselves.
+    """Refuse weights whose squares overflow or all underflow.
 
     Args:
         params: what is multiplied, half precision in float32.
@@ -168,7 +168,7 @@ def check_squares(
 
 
 def check_one_network(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
-    """Refuse a stack, and parameters that are not complete."""
+    """Require complete parameters of one network, not of a stack."""
     if check_params(params, sym, name):
         raise ValueError(f"`{name}` must be one network, not a stack.")
 
@@ -179,7 +179,7 @@ def check_pair(
     sym: Symmetries,
     tensors: Iterable[str],
 ) -> bool:
-    """Check networks and the one that they are compared with, and return True for a stack.
+    """Validate networks and their reference, and return whether they are a stack.
 
     Args:
         params: one network or a stack.
@@ -242,7 +242,7 @@ def check_element(
 
 
 def _shape(group: Any) -> tuple[int, ...]:
-    """Of an element for one network."""
+    """Return the shape of an element for one network."""
     if isinstance(group, LinearGroup):
         return group.spaces, group.size, group.size
     return (group.size,) if isinstance(group, ShiftGroup) else (group.units,)
@@ -268,7 +268,7 @@ def _shift_problem(value: Tensor, _: ShiftGroup) -> str:
 
 
 def _matrices_problem(matrices: Tensor, group: LinearGroup) -> str:
-    """The reason why matrices are not elements of their group, empty if they are."""
+    """Explain why matrices are not elements of their group, or return an empty string."""
     if not bool(matrices.isfinite().all()):
         return "be finite"
     matrices, near = matrices.double(), 1e-5
