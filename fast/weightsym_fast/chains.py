@@ -1,4 +1,4 @@
-"""Chains of stages: the computation of a network, layer by layer."""
+"""Chains of stages, the representation of a network as layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = 640
 
 @dataclass(frozen=True)
 class Tile:
-    """The outputs that are computed at once, of some channels at neighbouring places.
+    """A block of outputs computed at once, of some channels at neighbouring positions.
 
     There may be fewer channels left for the last one.
     """
@@ -34,13 +34,13 @@ class Tile:
 
     @property
     def places(self) -> list[Pair]:
-        """Row and column of every place in it."""
+        """The row and column of every position in the tile."""
         return [(i, j) for i in range(self.rows) for j in range(self.columns)]
 
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Convolution (a linear layer is one over a single place) or none, rectifier, pooling.
+    """The sizes of a stage: a convolution, linear layer or none, then rectifier and pooling.
 
     Attributes:
         channels: of the inputs.
@@ -81,12 +81,12 @@ class StageSizes:
     # ------------------------------------------------------------ sizes
     @property
     def padded(self) -> Pair:
-        """Rows and columns of the inputs with their padding."""
+        """The rows and columns of the padded inputs."""
         return self.size[0] + sum(self.pads[:2]), self.size[1] + sum(self.pads[2:])
 
     @property
     def places(self) -> Pair:
-        """Rows and columns that the convolution gives."""
+        """The rows and columns of the convolution's output."""
         rows, columns = (
             (n - d * (k - 1) - 1) // s + 1
             for n, k, s, d in zip(self.padded, self.kernel, self.stride, self.dilation, strict=True)
@@ -95,7 +95,7 @@ class StageSizes:
 
     @property
     def out_size(self) -> Pair:
-        """Rows and columns of the outputs, without padding."""
+        """The rows and columns of the outputs, without padding."""
         if self.pooling == "none":
             return self.places
         rows, columns = (
@@ -105,7 +105,7 @@ class StageSizes:
 
     @property
     def out_padded(self) -> Pair:
-        """Rows and columns of the outputs with their padding."""
+        """The rows and columns of the padded outputs."""
         return (
             self.out_size[0] + sum(self.out_pads[:2]),
             self.out_size[1] + sum(self.out_pads[2:]),
@@ -113,22 +113,22 @@ class StageSizes:
 
     @property
     def depth(self) -> int:
-        """Input channels of a group."""
+        """The number of input channels in a group."""
         return self.channels // self.groups
 
     @property
     def share(self) -> int:
-        """Output channels of a group."""
+        """The number of output channels in a group."""
         return self.outputs // self.groups
 
     @property
     def taps(self) -> list[Pair]:
-        """Rows and columns of the kernel."""
+        """The rows and columns of the kernel."""
         return [(s, t) for s in range(self.kernel[0]) for t in range(self.kernel[1])]
 
     @property
     def notes(self) -> int:
-        """Notes of the forward pass for the backward pass of an example, see `note_bits`."""
+        """The number of notes that an example's backward pass needs, see `note_bits`."""
         if self.pooling == "max":
             return self.outputs * math.prod(self.out_size)
         keeps = self.pooling == "mean" and self.inside != 1
@@ -136,17 +136,17 @@ class StageSizes:
 
     @property
     def note_bits(self) -> int:
-        """Bits of a note of one example: which place of a window is largest, or the sign there."""
+        """The bits of one note: the index of a window's maximum, or a sign."""
         return 1 if self.pooling == "mean" else 8 if math.prod(self.window) <= 256 else 16
 
     def leading_to(self, pads: Pads) -> StageSizes:
-        """The same stage with zeros around its outputs."""
+        """Return the stage with padded outputs."""
         return replace(self, out_pads=pads)
 
     # ------------------------------------------------------------ tiles
     @property
     def tile(self) -> Tile:
-        """As much as fits into registers and a program of reasonable length."""
+        """The largest tile that fits into registers and a program of reasonable length."""
         if self.pooling == "none":
             rows, columns = 1, _divisor(self.places[1], 8)
         else:
@@ -160,7 +160,7 @@ class StageSizes:
 
     @property
     def steps_of_tiles(self) -> tuple[Pair, Pair, Pair, Pair]:
-        """Counts of windows, places between them, counts of tiles in a window, places in a tile."""
+        """Counts of windows, their strides, counts of tiles in a window, strides of tiles."""
         tile = self.tile
         inner = (tile.rows, tile.columns)
         if self.pooling == "none":
@@ -170,7 +170,7 @@ class StageSizes:
 
 
 def even(number: int, most: int) -> int:
-    """The size of parts that are about equally large, as few as there can be.
+    """Return the size of nearly equal parts of at most ``most``.
 
     Args:
         number: of all things.
@@ -180,13 +180,13 @@ def even(number: int, most: int) -> int:
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor that is not larger than ``most``."""
+    """Return the largest divisor of at most ``most``."""
     return max(k for k in range(1, min(number, most) + 1) if number % k == 0)
 
 
 # ------------------------------------------------------------ chains
 class Unsuitable(Exception):
-    """The network is not a chain of stages. The message gives the reason."""
+    """Raised for a network that is not a chain of stages. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -212,33 +212,33 @@ class Chain:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Names of weights and biases, in the order in which layers use them."""
+        """The names of weights and biases, in order of use."""
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]
         return tuple(name for layer in layers for name in (layer.weight, layer.bias) if name)
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The same names, each once."""
+        """The distinct names of weights and biases."""
         return tuple(dict.fromkeys(self.uses))
 
     def earliest(self, names: Sequence[str]) -> int:
-        """The first layer that uses one of some weights."""
+        """Return the index of the first layer that uses one of some weights."""
         pairs = ((k, w) for k, w in enumerate(self.layers) if isinstance(w, Layer))
         return next(k for k, layer in pairs if {layer.weight, layer.bias} & {*names})
 
     @property
     def first(self) -> StageSizes:
-        """The first stage: it says how inputs are laid out."""
+        """The first stage, which determines the layout of the inputs."""
         return next(layer.stage for layer in self.layers if isinstance(layer, Layer))
 
     @property
     def out_size(self) -> Pair:
-        """Rows and columns of the last stage's outputs."""
+        """The rows and columns of the last stage's outputs."""
         stages = [layer.stage for layer in self.layers if isinstance(layer, Layer)]
         return stages[-1].out_size
 
     def bytes_of(self, examples: int, size: int) -> int:
-        """Bytes of the activations of one member, in numbers of so many bytes."""
+        """Return the bytes of one member's activations, for a given size of numbers."""
         stages = [layer.stage for layer in self.layers if isinstance(layer, Layer)]
         numbers = sum(s.outputs * math.prod(s.out_padded) for s in stages)
         return numbers * examples * size
@@ -248,7 +248,7 @@ class Chain:
 
 
 def with_room(layers: list[Layer | Elementwise]) -> list[Layer | Elementwise]:
-    """Let every stage leave the room around its outputs that the next one wants.
+    """Pad the outputs of every stage as the next one requires.
 
     Args:
         layers: in their order.
@@ -300,7 +300,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], bool]] 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A function of single numbers with its further arguments.
+    """An elementwise function and its further arguments.
 
     Attributes:
         name: a key of ``FUNCTIONS``.
@@ -312,15 +312,15 @@ class Elementwise:
 
     @property
     def keeps_zero(self) -> bool:
-        """Check whether zeros around activations stay zeros."""
+        """True if zero padding remains zero."""
         return not bool(self.forward(torch.zeros(1)))
 
     def forward(self, z: Tensor) -> Tensor:
-        """The values of the function."""
+        """Return the values of the function."""
         return FUNCTIONS[self.name][0](z, *self.arguments)
 
     def backward(self, g: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        """The gradient before the function.
+        """Return the gradient with respect to the function's input.
 
         Args:
             g: the gradient after it.
@@ -332,7 +332,7 @@ class Elementwise:
 
 
 def examples_last(x: Tensor, channels: int, size: Pair, pads: Pads, lanes: int) -> Tensor:
-    """From ``(members, examples, ...)`` to ``(members, blocks, channels, rows, columns, lanes)``.
+    """Rearrange ``(members, examples, ...)`` as ``(members, blocks, channels, *size, lanes)``.
 
     Always a copy, also where one number of an example is all there is, since gradients are changed
     in place.
@@ -362,7 +362,7 @@ def examples_last(x: Tensor, channels: int, size: Pair, pads: Pads, lanes: int) 
 def examples_first(
     out: Tensor, examples: int, shape: tuple[int, ...], size: Pair, pads: Pads
 ) -> Tensor:
-    """The way back, to ``(members, examples, *shape)``, in memory that others may change.
+    """Invert `examples_last`, to ``(members, examples, *shape)``, in new memory.
 
     Args:
         out: activations of stages.

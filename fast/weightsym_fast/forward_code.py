@@ -25,7 +25,7 @@ from weightsym_fast.vector_code import (
 
 
 def forward(code: VectorCode, stage: StageSizes) -> None:
-    """Write outputs of a stage, and notes for the backward pass.
+    """Write the outputs of a stage, and notes for the backward pass.
 
     Args:
         code: where the instructions go.
@@ -48,7 +48,7 @@ def forward(code: VectorCode, stage: StageSizes) -> None:
 def _window(
     code: VectorCode, stage: StageSizes, channels: list[Address], weight: str, bias: str, valid: str
 ) -> None:
-    """Compute one window of some output channels, or one tile where nothing is pooled."""
+    """Compute one window of some output channels, or one tile without pooling."""
     pooled = [_Pooled(code, stage) for _ in channels]
     with tiles(code, stage, channels[0]) as piece:
         sums = _sums(code, stage, piece, len(channels), weight, bias)
@@ -70,7 +70,7 @@ def _window(
 def _sums(
     code: VectorCode, stage: StageSizes, address: Address, count: int, weight: str, bias: str
 ) -> list[list[str]]:
-    """Weighted sums at the places of a tile, for each of some channels."""
+    """Return weighted sums at the positions of a tile, for each of some channels."""
     tile = stage.tile
     if not stage.weighted:
         return [
@@ -123,7 +123,7 @@ def _rectified(code: VectorCode, value: str, slope: float) -> str:
 
 
 class _Pooled:
-    """The state of a window during the loop over its places."""
+    """The state of a window during the loop over its positions."""
 
     def __init__(self, code: VectorCode, stage: StageSizes) -> None:
         self.code, self.stage = code, stage
@@ -137,7 +137,7 @@ class _Pooled:
             code.write("zeroinitializer", self.place, self.notes)
 
     def take(self, value: str, start: str, number: int, notes: str) -> None:
-        """Process the next place, ``number`` places after ``start``."""
+        """Process the next position, ``number`` positions after ``start``."""
         (self._larger if self.stage.pooling == "max" else self._add)(value, start, number, notes)
 
     def _larger(self, value: str, start: str, number: int, notes: str) -> None:
@@ -167,7 +167,7 @@ class _Pooled:
         code.write(code.arithmetic("fadd", code.read(self.best), value), self.best)
 
     def result(self, notes: str) -> str:
-        """Return the pooled value after all places."""
+        """Return the pooled value after all positions."""
         code = self.code
         if self.stage.pooling == "mean":
             count = code.number(math.prod(self.stage.window))

@@ -25,7 +25,7 @@ from weightsym_fast.vector_code import (
 
 
 def before_backward(code: VectorCode, stage: StageSizes) -> None:
-    """Turn gradients of the outputs (at ``out``) to those before the last rectifier and mean.
+    """Convert gradients of the outputs (at ``out``) to those before the last rectifier and mean.
 
     The outputs themselves stand at ``x``.
 
@@ -53,7 +53,7 @@ def _times(code: VectorCode, g: str, slope: float) -> str:
 
 
 def gradients(code: VectorCode, stage: StageSizes, window: Address, piece: Address) -> list[str]:
-    """Return gradients at the places of a tile of one channel, before pooling.
+    """Return gradients at the positions of a tile of one channel, before pooling.
 
     Args:
         code: where the instructions go.
@@ -136,7 +136,7 @@ def _give_back(
     taps: list[Pair],
     rows: list[list[str]],
 ) -> None:
-    """Add the products of weights and gradients to the inputs that they come from."""
+    """Add the products of weights and gradients to the gradients of their inputs."""
     cells: dict[Pair, list[tuple[int, int, int]]] = {}
     for p, position in enumerate(stage.tile.places):
         for n, tap in enumerate(taps):
@@ -223,7 +223,7 @@ def _some_weights(
     weight: str,
     counts: tuple[int, int, int],
 ) -> None:
-    """Gradients of the weights of some channels and taps, summed over all places and examples."""
+    """Write gradients of weights of some channels and taps, summed over positions and examples."""
     m, g, first, channel, row = where
     outs, depths, taps = counts
     every = math.prod(stage.kernel)
@@ -258,7 +258,7 @@ def _add_products(
     products: list[list[str]],
     sums: dict[tuple[int, int, int], str],
 ) -> None:
-    """Add products of gradients and inputs, place by place."""
+    """Add products of gradients and inputs, position by position."""
     area = math.prod(stage.padded) * code.lanes
     for p, position in enumerate(stage.tile.places):
         inputs: dict[tuple[int, int], str] = {}

@@ -1,4 +1,4 @@
-"""Losses of small networks and their gradients as CUDA graphs: one launch in place of a hundred.
+"""Losses and gradients of small networks as CUDA graphs: one launch instead of a hundred.
 
 A graph repeats the operations of one run on other numbers, without Python. It is used only for what
 cannot compute anything else next time: layers of torch without randomness, buffers and hooks.
@@ -29,7 +29,7 @@ _log = logging.getLogger("weightsym.params")
 
 
 class LossGraphs:
-    """Losses and their gradients, by graphs recorded when shapes occur a third time."""
+    """Losses and their gradients, by graphs recorded when shapes occur for the third time."""
 
     name = "CUDA graphs"
     kinds = (Losses,)
@@ -74,7 +74,7 @@ def _key(job: Losses, tensors: Sequence[Tensor]) -> Any:
 
 
 def _unrepeatable(tensors: Sequence[Any]) -> str | None:
-    """Require tensors of a card in a plain run with gradients."""
+    """Require GPU tensors in an ordinary run with gradients, or return the reason."""
     if not _are_on_gpu(tensors):
         return _NOT_THERE
     is_plain = (
@@ -88,7 +88,7 @@ def _unrepeatable(tensors: Sequence[Any]) -> str | None:
 
 
 def _changeable(job: Losses) -> str | None:
-    """Require layers and losses that compute the same every time."""
+    """Require layers and losses that compute the same in every run, or return the reason."""
     if job.loss.formula == "unknown":  # it may wait for the device
         return "its loss may compute something different next time"
     if any(p.requires_grad for p in job.loss.parameters):
@@ -111,7 +111,7 @@ def _repeats_itself(layer: nn.Module) -> bool:
 
 
 class _LossGraph:
-    """Tensors that a recorded run reads, and its losses and gradients, which a replay renews."""
+    """The inputs of a recorded run, and its losses and gradients, which a replay updates."""
 
     def __init__(self, job: Losses) -> None:
         self.read = [t.detach().clone() for t in _tensors(job)]
@@ -133,7 +133,7 @@ class _LossGraph:
         self.recorded = Recorded(run, self.read)
 
     def is_right(self) -> bool:
-        """Check whether the recording reproduces the numbers of a direct run."""
+        """Return whether the recording reproduces the results of a direct run."""
         before = [t.clone() for t in self.recorded()]
         for result in self.recorded():  # so that a replay that does nothing is seen
             result.fill_(12345)
@@ -142,13 +142,13 @@ class _LossGraph:
 
     @torch.no_grad()
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The losses and gradients of other tensors of the same shapes."""
+        """Return the losses and gradients for other tensors of the same shapes."""
         torch._foreach_copy_(self.read, list(tensors))
         return [t.clone() for t in self.recorded()]
 
 
 def _checked_graph(job: Losses) -> _LossGraph | None:
-    """A graph, if all members run at once and it gives what they do."""
+    """Return a verified graph, if all members run at once."""
     inputs = tuple(x[0] for x in job.inputs) if job.own_inputs else job.inputs
     members = len(next(iter(job.stack.values())))
     if chunk_of(job.network, job.stack, inputs, job.chunk_size) < members:
@@ -164,7 +164,7 @@ def _agree(a: Tensor, b: Tensor) -> bool:
 
 
 class _Replayed(torch.autograd.Function):
-    """Losses of a graph, which come with their gradients."""
+    """Losses of a graph, with precomputed gradients."""
 
     @staticmethod
     def forward(ctx: Any, graph: _LossGraph, count: int, *tensors: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class _Replayed(torch.autograd.Function):
 
 # ------------------------------------------------------------ energies
 class EnergyGraphs:
-    """Energies of all data and their gradients, replayed wherever chains are sent."""
+    """Energies of all data and their gradients, replayed at new weights."""
 
     name = "CUDA graphs"
     kinds = (Energies,)
@@ -195,7 +195,7 @@ class EnergyGraphs:
 
 
 class RecordedField:
-    """A `Field` of what torch computes for weights in their place, recorded at the second call.
+    """A `Field` of torch's computation, recorded at the second call.
 
     Args:
         job: asks for it.
@@ -251,7 +251,7 @@ class Recorded:
 
     @property
     def is_replayed(self) -> bool:
-        """Check whether there is a recording, from the second call on."""
+        """True if there is a recording, from the second call on."""
         return self._graph is not None
 
     def __call__(self) -> list[Tensor]:
@@ -284,7 +284,7 @@ class Recorded:
 def _recorded(
     compute: Callable[[], list[Tensor]], stream: torch.cuda.Stream
 ) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """A graph of what is computed, and where it writes its results."""
+    """Record a computation as a graph, and return it with its output tensors."""
     graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[stream.device.index]
     state = generator.get_state()
     try:  # threads that load data may go on

@@ -1,4 +1,4 @@
-"""The engine of machine code: outputs of stacks that run as chains of stages, and their plans."""
+"""The engine of machine code: stacks that run as chains of stages, and their plans."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MachineCode:
         chain, stack = job.notes["chain"], job.stack
 
         def again(x: Tensor, *weights: Tensor) -> Tensor:
-            """By torch, for second derivatives."""
+            """Compute by torch, for second derivatives."""
             replaced = {**stack, **dict(zip(chain.weights, weights, strict=True))}
             out: Tensor = job.by_torch(replace(job, stack=replaced, inputs=(x,), chunk_size=None))
             return out
@@ -89,7 +89,7 @@ def chain_of(job: Outputs) -> Chain:
 
 
 def plan_of(job: Outputs, gradients: Mapping[str, Tensor]) -> GradientPlan:
-    """Plan the outputs and gradients of a small stack, once for many times.
+    """Plan the outputs and gradients of a small stack, for repeated use.
 
     Args:
         job: requests the outputs. Numbers of the stack may change in place later; those of a member
@@ -132,7 +132,7 @@ def _is_ordinary(x: Any) -> bool:
 
 
 def _is_watched() -> bool:
-    """Check for transforms, modes, hooks and mixed precision, which change operations."""
+    """Return whether transforms, modes, hooks or mixed precision change operations."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
@@ -144,14 +144,14 @@ def _is_watched() -> bool:
 
 
 def _keeps_tensors_elsewhere() -> bool:
-    """Check whether hooks take what autograd saves: perhaps, where torch cannot tell (2.6, 2.7)."""
+    """Return whether hooks intercept saved tensors: assumed where torch cannot tell (2.6, 2.7)."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is None or top(True) is not None
 
 
 # ------------------------------------------------------------ what is known of a network
 def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain:
-    """Look up the chain for these settings, shapes and this precision, or read it now."""
+    """Return the chain for these settings, shapes and this precision, reading it if necessary."""
     cached, settings = known_of(model).setdefault("chains", {}), settings_of(model)
     if settings not in cached and len(cached) == MOST_SETTINGS:
         raise Unsuitable(f"its attributes have had more than {MOST_SETTINGS} values")
@@ -165,7 +165,7 @@ def _known_chain(model: nn.Module, params: Params, x: Tensor) -> Chain:
 
 
 def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | str:
-    """The chain of a network, if it computes what the network does, or why there is none."""
+    """Return the verified chain of a network, or the reason why there is none."""
     try:
         with torch.inference_mode(False), torch.random.fork_rng([]):
             return _read_first(model, params, x.detach().clone())
@@ -174,7 +174,7 @@ def _read(model: nn.Module, params: Params, x: Tensor) -> Chain | str:
 
 
 def _read_first(model: nn.Module, params: Params, x: Tensor) -> Chain:
-    """The chain of the first network of a stack."""
+    """Read the chain of the first network of a stack."""
     first = {n: t.detach()[0].clone() for n, t in params.items()}
     with torch.no_grad(), _untouched_generators():
         wanted = functional_call(model, first, (x.clone(),))
@@ -188,7 +188,7 @@ def _read_first(model: nn.Module, params: Params, x: Tensor) -> Chain:
 
 @contextmanager
 def _untouched_generators() -> Iterator[None]:
-    """Restore random numbers afterwards, and refuse draws from generators other than torch's."""
+    """Restore random states afterwards, and refuse draws from generators other than torch's."""
     python, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -223,7 +223,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Check whether functions are called when its modules run.
+    """Return whether functions are called when its modules run.
 
     Args:
         model: the network.
@@ -250,7 +250,7 @@ def settings_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _seen(values: Iterable[Any], deep: int) -> list[Any]:
-    """Collect the features that tell values from others."""
+    """Collect the features that distinguish values."""
     return [
         v if type(v) in _PLAIN else (type(v), *_seen(_inside(v) if deep else (id(v),), deep - 1))
         for v in values
@@ -258,7 +258,7 @@ def _seen(values: Iterable[Any], deep: int) -> list[Any]:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """List what tells a value from others: what it holds, or its identity and attributes."""
+    """List the features of a value: its contents, or its identity and attributes."""
     if isinstance(value, list | tuple | set | frozenset):
         return value
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Energies and gradients of chains, planned once for a run as calls of machine code."""
+"""Energies and gradients of chains, planned once per run as calls of machine code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weightsym_fast.running import GradientPlan, adding
 
 
 class PlannedChains:
-    """Energies of small networks on the CPU, with trajectories free of Python."""
+    """Energies of small networks on the CPU, with trajectories that run without Python."""
 
     name = "planned chains"
     kinds = (Energies,)
@@ -43,7 +43,7 @@ class PlannedChains:
 
 
 class PlannedField:
-    """Energies and gradients of chains by machine code, a `Field`.
+    """A `Field` of energies and gradients by machine code.
 
     Args:
         job: asks for it.
@@ -73,7 +73,7 @@ class PlannedField:
         self.program, self.trajectory = CallSequence(steps), CallSequence([*steps, *push])
 
     def agrees(self, rows: Tensor, energies: Tensor, gradients: Tensor) -> bool:
-        """Check agreement with another computation.
+        """Return whether the results agree with another computation.
 
         Args:
             rows: positions of the chains.
@@ -112,7 +112,7 @@ class PlannedField:
 
 
 def _room(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros in whole vectors of machine code, and the matrix that they begin with."""
+    """Allocate zeros in whole vectors of machine code, and the matrix at their start."""
     memory = like.new_zeros(-(-like.numel() // _VECTOR) * _VECTOR)
     return memory, memory[: like.numel()].view_as(like)
 
@@ -141,7 +141,7 @@ def _cat(tensors: list[Tensor]) -> Tensor:
 
 
 class _Misfit:
-    """The negative log-likelihood of planned outputs: its slopes, and its energies afterwards.
+    """The negative log-likelihood of planned outputs: first its gradients, then its values.
 
     Attributes:
         step: fills in the slopes.
@@ -161,7 +161,7 @@ class _Misfit:
 
 
 def _with_slopes(loss: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of a loss over examples, and their gradients."""
+    """Return the sums of a loss over examples, and their gradients."""
     with torch.enable_grad():
         nll = len(targets) * loss.mean(outputs.requires_grad_(), targets)
         (slopes,) = torch.autograd.grad(nll.sum(), outputs)
@@ -189,7 +189,7 @@ class _SquaresMisfit(_Misfit):
 
 
 class _CrossEntropyMisfit(_Misfit):
-    """Probabilities but for the one of the target, where the outputs are."""
+    """Softmax probabilities minus the one-hot target, in the memory of the outputs."""
 
     def __init__(self, plan: GradientPlan, targets: Tensor, loss: Loss) -> None:
         super().__init__(plan, targets, loss)

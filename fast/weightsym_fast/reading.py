@@ -27,7 +27,7 @@ from weightsym_fast.chains import (
 
 
 def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor]) -> Chain:
-    """Return the chain of a network, from one run of it.
+    """Run a network once, and return its chain.
 
     Args:
         run: runs it on ``x`` with ``weights``.
@@ -54,7 +54,7 @@ def read_chain(run: Callable[[], Any], x: Tensor, weights: Mapping[str, Tensor])
 
 
 def _differentiated(outputs: Tensor) -> Counter[int]:
-    """Count how often gradients reach each tensor, but not those that a Python function computes.
+    """Count the gradients that reach each tensor, except those that a Python function computes.
 
     Operations are recorded below autograd, where ``torch.no_grad`` and functions with derivatives
     of their own leave no trace.
@@ -76,7 +76,7 @@ def _same(a: Any, b: Tensor) -> bool:
 
 
 class _Reader(TorchDispatchMode):
-    """Follows one tensor through a network, and refuses every other operation."""
+    """A mode that follows one tensor through a network, and refuses any other operation."""
 
     def __init__(self, x: Tensor, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ WIDEST_KERNEL = 32
 
 
 class Draft:
-    """A chain as far as it was read.
+    """The part of a chain that has been read.
 
     Attributes:
         current: the output of the last layer.
@@ -164,14 +164,14 @@ class Draft:
         self.is_open = False
 
     def shape(self) -> tuple[int, Pair]:
-        """Channels, and rows and columns, of what goes into the next layer."""
+        """Return channels, rows and columns of the next layer's input."""
         shape = tuple(self.current.shape[1:])
         if len(shape) not in (2, 3):
             raise Unsuitable(f"a layer takes examples of shape {shape}")
         return shape[0], (shape[1] if len(shape) == 3 else 1, shape[-1])
 
     def name_of(self, tensor: Tensor | None, turned: bool = False) -> str:
-        """The name of a weight."""
+        """Return the name of a weight."""
         if tensor is None:
             return ""
         name = (self.turned if turned else self.names).get(id(tensor))
@@ -180,17 +180,17 @@ class Draft:
         return name
 
     def add(self, layer: Layer | Elementwise) -> None:
-        """The next layer. Pooling may join it."""
+        """Append a layer, which pooling may join."""
         self.layers.append(layer)
         self.is_open = True
 
     def last_stage(self) -> StageSizes | None:
-        """The stage of the last layer, if it is one."""
+        """Return the stage of the last layer, if it is one."""
         last = self.layers[-1] if self.layers else None
         return last.stage if isinstance(last, Layer) else None
 
     def change(self, stage: StageSizes) -> None:
-        """Put another stage in the place of the last."""
+        """Replace the last stage."""
         last = self.layers[-1]
         assert isinstance(last, Layer)
         self.layers[-1] = replace(last, stage=stage)
@@ -222,7 +222,7 @@ def _convolution(draft: Draft, arguments: Given, out: Tensor) -> None:
 
 
 def _pair(values: Any, dimensions: int, default: int) -> Pair:
-    """Of rows and columns. What has one dimension has one row."""
+    """Return a pair for rows and columns; one dimension has one row."""
     values = list(values)
     values *= dimensions if len(values) == 1 else 1
     return (default, values[0]) if dimensions == 1 else (values[0], values[1])

@@ -1,4 +1,4 @@
-"""Chains of stages run for all members of a stack, forwards and backwards."""
+"""Forward and backward passes of chains of stages, for all members of a stack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_chain(
     own_inputs: bool,
     by_torch: Callable[..., Tensor],
 ) -> Tensor:
-    """Outputs ``(members, examples, ...)`` of all members.
+    """Return the outputs ``(members, examples, ...)`` of all members.
 
     Args:
         chain: what they compute.
@@ -40,7 +40,7 @@ def run_chain(
 
 
 class _Chain(torch.autograd.Function):
-    """Analytic gradients in one pass. Gradients that have gradients are left to torch."""
+    """Analytic gradients in one pass. Second derivatives are left to torch."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,7 @@ class _Chain(torch.autograd.Function):
 def _by_autograd(
     run: Callable[..., Tensor], tensors: Sequence[Tensor], wanted: Sequence[bool], g: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of which further gradients can be taken, or many gradients at once."""
+    """Return gradients that can be differentiated again, or several gradients at once."""
     leaves = [t for t, needed in zip(tensors, wanted, strict=True) if needed]
     with torch.enable_grad():
         outputs = run(*tensors)
@@ -87,12 +87,12 @@ def _by_autograd(
 
 
 def _is_batched(g: Tensor) -> bool:
-    """Check whether it stands for many tensors, as ``is_grads_batched`` makes it."""
+    """Return whether a tensor stands for many, as ``is_grads_batched`` creates it."""
     return not torch._C._has_storage(g)
 
 
 class GradientPlan:
-    """Outputs and gradients of a stack, computed again and again in the same memory.
+    """Outputs and gradients of a stack, recomputed in the same memory.
 
     Args:
         chain: what the members compute. It uses every weight once.
@@ -121,7 +121,7 @@ class GradientPlan:
         self._run = run
 
     def difference(self, targets: Tensor, scale: Tensor, into: Tensor) -> Call:
-        """The step that subtracts targets from outputs, and makes that times a number the slopes.
+        """Return the step that sets the gradients to the outputs minus targets, times a scale.
 
         Args:
             targets: laid out.
@@ -133,11 +133,11 @@ class GradientPlan:
         return Call.of_numbers("difference", tensors, count, targets.numel() // lanes)
 
     def laid_out(self, values: Tensor) -> Tensor:
-        """Arrange numbers ``(members or one, examples, ...)`` as outputs, with zeros elsewhere."""
+        """Arrange values ``(members or one, examples, ...)`` as outputs, with zeros elsewhere."""
         return self._run.laid_out(values)
 
     def examples_first(self) -> Tensor:
-        """A copy of the outputs, ``(members, examples, ...)``."""
+        """Return a copy of the outputs, ``(members, examples, ...)``."""
         chain = self._run.chain
         return examples_first(
             self.outputs, self.examples, chain.out_shape, chain.out_size, (0, 0, 0, 0)
@@ -145,7 +145,7 @@ class GradientPlan:
 
 
 def adding(x: Tensor, scale: Tensor, into: Tensor) -> Call:
-    """The step that adds a multiple of some numbers to others.
+    """Return the step that adds a multiple of some values to others.
 
     Args:
         x: whole vectors of numbers.
@@ -156,7 +156,7 @@ def adding(x: Tensor, scale: Tensor, into: Tensor) -> Call:
 
 
 class _Run:
-    """The activations of a chain, and what its stages note for the way back.
+    """The activations of a chain, and the notes of its stages for the backward pass.
 
     What it does is kept in ``steps``, if that is a list: they do the same again.
     """
@@ -184,18 +184,18 @@ class _Run:
         return piece
 
     def members_at_once(self) -> int:
-        """Count the members whose activations fit into the cache together."""
+        """Return the number of members whose activations fit into the cache together."""
         chunk = AT_ONCE // self.chain.bytes_of(self.activations[0].shape[1] * self.lanes, self.size)
         return max(chunk, 1) * torch.get_num_threads()
 
     # ------------------------------------------------------------ forwards
     def outputs(self) -> Tensor:
-        """The outputs, examples first."""
+        """Return the outputs, examples first."""
         size, out = self.chain.out_size, self.forward()
         return examples_first(out, self.examples, self.chain.out_shape, size, (0, 0, 0, 0))
 
     def forward(self) -> Tensor:
-        """The outputs, examples last. Activations and notes are kept."""
+        """Run forward and return the outputs, examples last. Activations and notes are kept."""
         for layer in self.chain.layers:
             x = self.activations[-1]
             if isinstance(layer, Layer):
@@ -217,7 +217,7 @@ class _Run:
         self.notes.append(notes)
 
     def _call(self, layer: Layer, name: str, x: Tensor, tensors: list[Tensor | None]) -> None:
-        """Run a function of a stage, the members shared among as many threads as torch has."""
+        """Run a function of a stage, with members distributed over the threads of torch."""
         function = compiled(layer.stage, name, self.size)
         places = [0 if t is None else t.data_ptr() for t in tensors]
         apart = [0 if t is None else t.stride(0) for t in tensors[1:3]]
@@ -247,14 +247,14 @@ class _Run:
 
     # ------------------------------------------------------------ backwards
     def laid_out(self, g: Tensor) -> Tensor:
-        """Gradients of the outputs, examples last."""
+        """Return gradients of the outputs, examples last."""
         channels = self.activations[-1].shape[2]
         return examples_last(g, channels, self.chain.out_size, (0, 0, 0, 0), self.lanes)
 
     def backward(
         self, g: Tensor, wants_inputs: bool, wanted: Sequence[str]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Gradients of the inputs, if they are wanted, and of weights by name."""
+        """Return gradients of the inputs, if wanted, and of weights by name."""
         gradients: dict[str, Tensor] = {}
         layers = self.chain.layers
         earliest = 0 if wants_inputs else self.chain.earliest(wanted)
@@ -291,7 +291,7 @@ class _Run:
 
 
 def _over_members(run: Callable[[int, int], None], members: int) -> None:
-    """Run something for all members, shared among as many threads as torch has."""
+    """Run a function for all members, distributed over the threads of torch."""
     threads = min(torch.get_num_threads(), members)
     if threads == 1:
         run(0, members)

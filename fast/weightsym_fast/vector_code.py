@@ -36,7 +36,7 @@ class VectorCode:
         )
 
     def text(self) -> str:
-        """The whole function, as LLVM reads it."""
+        """Return the whole function as LLVM assembly."""
         return "\n".join(
             [
                 f"{self._head} alignstack(64) {{",
@@ -53,7 +53,7 @@ class VectorCode:
         self._lines.append(line)
 
     def let(self, expression: str) -> str:
-        """Add an instruction. Its result has a new name."""
+        """Add an instruction, and return the name of its result."""
         self._count += 1
         self._lines.append(f"%v{self._count} = {expression}")
         return f"%v{self._count}"
@@ -61,7 +61,7 @@ class VectorCode:
     # ------------------------------------------------------------ loops
     @contextmanager
     def loop(self, count: int | str, start: str = "0") -> Iterator[str]:
-        """Loop from ``start`` to before ``count``, at least once, and yield the index.
+        """Loop from ``start`` up to ``count``, at least once, and yield the index.
 
         Args:
             count: where it ends, a number or the name of one.
@@ -90,7 +90,7 @@ class VectorCode:
         self.label = f"{head}x"
 
     def parts(self, count: int, size: int) -> Iterator[tuple[str, int]]:
-        """Loop over parts of one size, then over the rest, and yield the first index of each.
+        """Loop over parts of one size, then over the remainder, and yield the first index of each.
 
         Args:
             count: how much there is.
@@ -145,7 +145,7 @@ class VectorCode:
 
     @property
     def bytes(self) -> int:
-        """Size of a number of this type in bytes."""
+        """The size of a number in bytes."""
         return 4 if self.kind == "float" else 8
 
     def store_number(self, value: str, pointer: str, index: str | int = 0) -> None:
@@ -171,7 +171,7 @@ class VectorCode:
         return self.let(f"shufflevector {vector} {first}, {vector} poison, {zeros}")
 
     def spread_from(self, pointer: str, index: str | int) -> str:
-        """Return a vector with a number of memory in all lanes."""
+        """Return a vector with a number from memory in all lanes."""
         single = self.let(f"load {self.kind}, ptr {self.at(pointer, index)}, align {self.bytes}")
         return self.spread(f"{self.kind} {single}", self.vector)
 
@@ -186,7 +186,7 @@ class VectorCode:
         return self.let(f"{operation} {self.vector} {a}, {b}")
 
     def compare(self, how: str, a: str, b: str) -> str:
-        """Return the mask where a relation holds between ``a`` and ``b``."""
+        """Return the mask of lanes where a relation holds between ``a`` and ``b``."""
         return self.let(f"fcmp {how} {self.vector} {a}, {b}")
 
     def select(self, mask: str, a: str, b: str, vector: str | None = None) -> str:
@@ -234,13 +234,13 @@ class Address:
 
 
 def weights_of(code: VectorCode, stage: StageSizes, m: str) -> tuple[str, str]:
-    """Pointers to the weights and biases of a member, which are steps apart."""
+    """Return pointers to the weights and biases of a member."""
     weight = code.at("%weight", code.index((m, "%weights")))
     return weight, code.at("%bias", code.index((m, "%biases")))
 
 
 def block_of(code: VectorCode, stage: StageSizes, m: str, b: str) -> Address:
-    """Pointers to the activations of a block of examples of a member."""
+    """Return pointers to the activations of a block of examples of a member."""
     block = code.index((m, "%blocks"), (b, 1))
     shared = code.index((code.index((m, "%shared")), "%blocks"), (b, 1))
     x = code.index((shared, stage.channels * math.prod(stage.padded) * code.lanes))
@@ -252,7 +252,7 @@ def block_of(code: VectorCode, stage: StageSizes, m: str, b: str) -> Address:
 def channel_of(
     code: VectorCode, stage: StageSizes, address: Address, group: str, first: str
 ) -> Address:
-    """Move to the inputs of a group, and to the outputs of a channel."""
+    """Return the address of a group's inputs and of a channel's outputs."""
     rows, columns = stage.out_padded
     top, left = stage.out_pads[0], stage.out_pads[2]
     x = code.index((group, stage.depth * math.prod(stage.padded) * code.lanes))
@@ -269,7 +269,7 @@ def channel_of(
 
 @contextmanager
 def windows(code: VectorCode, stage: StageSizes, address: Address) -> Iterator[Address]:
-    """Loop over windows. Where nothing is pooled these are tiles."""
+    """Loop over windows, or over tiles without pooling."""
     (rows, columns), step, _, _ = stage.steps_of_tiles
     across, width = stage.padded[1], stage.out_padded[1]
     out_step = stage.steps_of_tiles[3] if stage.pooling == "none" else (1, 1)
@@ -309,7 +309,7 @@ def _notes_of_window(stage: StageSizes) -> int:
 
 
 def later_channel(code: VectorCode, stage: StageSizes, address: Address, k: int) -> Address:
-    """Move to the outputs of a later channel."""
+    """Return the address of a later channel's outputs."""
     notes = k * (stage.notes // stage.outputs) * stage.note_bits * code.lanes // 8
     out = k * math.prod(stage.out_padded) * code.lanes
     return Address(
@@ -318,7 +318,7 @@ def later_channel(code: VectorCode, stage: StageSizes, address: Address, k: int)
 
 
 def cell_of(stage: StageSizes, position: Pair, tap: Pair) -> Pair:
-    """Return the index of the input of a tap, counted from the first of a tile."""
+    """Return the index of the input of a tap, relative to the first of a tile."""
     row, column = (
         p * s + t * d
         for p, s, t, d in zip(position, stage.stride, tap, stage.dilation, strict=True)
@@ -333,7 +333,7 @@ def offset_of(code: VectorCode, stage: StageSizes, cell: Pair) -> int:
 
 @contextmanager
 def taps_of(code: VectorCode, stage: StageSizes, x: str) -> Iterator[tuple[list[Pair], str, str]]:
-    """Return taps, inputs and first weight. Large kernels loop over rows."""
+    """Yield taps, inputs and first weight. Large kernels loop over rows."""
     if stage.tile.whole_kernel:
         yield stage.taps, x, "0"
         return
@@ -360,7 +360,7 @@ def valid_lanes(code: VectorCode, b: str) -> str:
 
 
 def place_number(code: VectorCode, stage: StageSizes, start: str, number: int) -> str:
-    """Return the number of a place in its window, as in notes."""
+    """Return the index of a position in its window, as in notes."""
     if start == "0":
         return str(number)
     wide = code.let(f"add i64 {start}, {number}")
@@ -368,5 +368,5 @@ def place_number(code: VectorCode, stage: StageSizes, start: str, number: int) -
 
 
 def lets_through(code: VectorCode, value: str, slope: float) -> str:
-    """Mask the places where a rectifier lets gradients through. As in torch, ReLU does for NaN."""
+    """Mask the positions where a rectifier passes gradients. As in torch, ReLU does for NaN."""
     return code.compare("ugt" if slope == 0 else "ogt", value, "zeroinitializer")

@@ -69,7 +69,7 @@ def _exports(package: Path) -> list[dict[str, str]]:
 
 
 def _names(module: str) -> list[str]:
-    """Return the ``__all__`` of a file, without parsing it completely, in a tenth of the time."""
+    """Read the ``__all__`` of a file without parsing it completely, ten times as fast."""
     top, *path = module.split(".")
     file = Path(str(sys.modules[top].__file__)).parent.joinpath(*path).with_suffix(".py")
     stated = re.search(

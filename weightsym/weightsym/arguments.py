@@ -1,4 +1,4 @@
-"""Checks of numbers in constructors, with error messages that name the argument.
+"""Validation of numeric arguments, with error messages that name the argument.
 
 Plain comparisons let NaN pass, true and false count as one and zero, and text fails much later.
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def is_number(value: Any) -> bool:
-    """Check whether a value is one finite number of any library, but not a bool.
+    """Return whether a value is one finite number of any library, but not a bool.
 
     >>> is_number(1e-3), is_number(2), is_number(True), is_number("3"), is_number(math.nan)
     (True, True, False, False, False)
@@ -38,7 +38,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Check whether a value is an integer of Python or numpy, but not a bool."""
+    """Return whether a value is an integer of Python or numpy, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -60,7 +60,7 @@ def check_not_negative(name: str, value: Any, optional: bool = False) -> None:
 
 
 def check_fraction(name: str, value: Any) -> None:
-    """Require a number of at least zero and below one."""
+    """Require a number in [0, 1)."""
     if not (is_number(value) and 0 <= value < 1):
         raise ValueError(f"`{name}` must be at least 0 and below 1, got {value!r}.")
 
@@ -107,7 +107,7 @@ def check_floating_type(name: str, value: Any, optional: bool = False) -> None:
 
 
 def _holds_fractions(dtype: Any) -> bool:
-    """Check whether a type stores signs and fractions, as some floating ones do not."""
+    """Return whether a type stores signs and fractions, as some floating ones do not."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         return False
     numbers = torch.tensor([-1.0, 1.5], device="cpu")

@@ -38,7 +38,7 @@ class Script:
     """Commands that continue from their last checkpoint."""
 
     def module_of(self, name: str) -> str:
-        """Return the module of a command."""
+        """Return the module name of a command."""
         return f"weightsym.commands.{name}"
 
     def main(self, args: Sequence[str] | None = None) -> None:
@@ -112,7 +112,7 @@ def _let_threads_rest() -> None:
 
 
 def imported(name: str) -> ModuleType:
-    """Import a module without garbage collection, which takes a second and frees nothing."""
+    """Import a module without garbage collection, which would take a second and free nothing."""
     collecting = gc.isenabled()
     gc.disable()
     try:

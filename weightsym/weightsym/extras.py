@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class MissingPackage(ModuleNotFoundError):
-    """A package is not installed. The message explains how to install it."""
+    """Raised for a missing package. The message explains how to install it."""
 
 
 @contextmanager

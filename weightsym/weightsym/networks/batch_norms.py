@@ -1,4 +1,4 @@
-"""Layers that keep statistics of their batches, which no average of networks keeps right."""
+"""Layers with batch statistics, which have to be recomputed for averaged networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightsym.networks.running import runs_at_once
 
 
 def batch_norms(model: nn.Module) -> list[Any]:
-    """All batch norms of a network that track statistics.
+    """List the batch norms of a network that track statistics.
 
     >>> norm = nn.BatchNorm1d(3)
     >>> batch_norms(nn.Sequential(nn.Linear(2, 3), norm)) == [norm]
@@ -27,7 +27,7 @@ def batch_norms(model: nn.Module) -> list[Any]:
 
 
 def has_statistics(model: nn.Module) -> bool:
-    """Check whether some layer of a network keeps statistics of its inputs."""
+    """Return whether a network has a layer that tracks statistics of its inputs."""
     return any(batch_norms(model))
 
 
@@ -38,7 +38,7 @@ def refreshed(
     inputs: Iterable[tuple[Any, ...]],
     chunk_size: int | None = None,
 ) -> Params:
-    """A stack of networks with the statistics of their own activations, averaged over batches.
+    """Return a stack with statistics of its own activations, averaged over batches.
 
     One pass over the data for all networks. Dropout is off.
 

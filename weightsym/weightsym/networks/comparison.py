@@ -1,4 +1,4 @@
-"""Outputs at two sets of weights, compared where weights can move them at all."""
+"""Comparison of outputs at two sets of weights, where the outputs depend on them."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _CANCELLED = 1e-6  # of what wrong weights make: outputs so small may be roundin
 
 
 def tolerance_of(params: Params) -> float:
-    """The relative error of outputs that rounding explains."""
+    """Return the relative error of outputs that rounding can cause."""
     floating = (t.dtype for t in params.values() if t.is_floating_point())
     return tolerance_in(next(floating, torch.float32))
 
 
 def tolerance_in(dtype: torch.dtype) -> float:
-    """The same for a precision."""
+    """Return the tolerance for a precision."""
     return _TOLERANCE.get(dtype, 1e-2)
 
 
 def perturbed(params: Params, names: Collection[str] = (), size: float = 0.3) -> Params:
-    """Another function: some parameters (else all) times independent positive factors."""
+    """Return another function's weights: some or all, times independent positive factors."""
     chosen = {n for n in params if n in names or not names}
     return {n: _perturbed_tensor(n, t, size) if n in chosen else t for n, t in params.items()}
 
 
 def _perturbed_tensor(name: str, t: Tensor, size: float = 0.3) -> Tensor:
-    """A copy of a tensor of floats times positive factors, which depend on its name."""
+    """Return a copy of a tensor times positive factors that depend on its name."""
     return perturb_(name, t.clone(memory_format=torch.contiguous_format), size)
 
 
 def perturb_(name: str, t: Tensor, size: float = 0.3, first: int = 0) -> Tensor:
-    """Perturb a contiguous tensor of floats in place, and leave others as they are.
+    """Perturb a contiguous floating-point tensor in place; leave others unchanged.
 
     Args:
         name: of the tensor.
@@ -62,13 +62,13 @@ def _factors(size: float) -> Tensor:
 
 
 def turned(row: Tensor, start: int, size: int) -> Tensor:
-    """The first numbers of a row that begins at another place, at most all."""
+    """Return the first numbers of a cyclically shifted row, at most all."""
     return torch.cat([row[start : start + size], row[: max(0, min(start, start + size - POOL))]])
 
 
 @functools.cache
 def normal_pool(seed: int) -> Tensor:
-    """Normal numbers, prime in number, so that no shape of a tensor falls in step with them."""
+    """Return normal numbers, prime in number, so that no tensor shape is a multiple of them."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(POOL, generator=generator, dtype=torch.float64)
 
@@ -76,7 +76,7 @@ def normal_pool(seed: int) -> Tensor:
 def tiled_(
     operation: Callable[..., Tensor], t: Tensor, row: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Combine a contiguous tensor with a row that is repeated as often as it takes.
+    """Combine a contiguous tensor with a row that is tiled to its size.
 
     In place, or into another tensor.
     """
@@ -90,7 +90,7 @@ def tiled_(
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Right outputs, the elements of them that are compared, and the size of an error of 100 %.
+    """Reference outputs, the mask of compared entries, and the scale of errors.
 
     Elements that wrong weights move give the size, which is their own, however far these move them.
     Elements that they leave alone are compared if they are not so large that their rounding would
@@ -106,17 +106,17 @@ class OutputComparison:
         cls, old: Sequence[Tensor], wrong: Sequence[Tensor], tolerance: float,
         right: Sequence[Tensor] | None = None,
     ) -> OutputComparison:  # fmt: skip
-        """From the outputs themselves and those of wrong weights, and less precise right ones."""
+        """Compare outputs with those of wrong weights, and with less precise right ones."""
         parts = [_visible(a, b, tolerance) for a, b in zip(right or old, wrong, strict=True)]
         return cls(list(old), [mask for mask, _ in parts], [size for _, size in parts])
 
     @property
     def sensitive(self) -> bool:
-        """True if any output moves with the weights."""
+        """True if any output changes with the weights."""
         return any(size > 0 for size in self.sizes)
 
     def error(self, new: Sequence[Tensor]) -> float:
-        """Largest difference relative to the outputs that move, or NaN where nothing does."""
+        """Return the largest difference relative to the changing outputs, NaN if none changes."""
         if not self.sensitive:
             return math.nan
         pairs = zip(self.old, new, self.compared, self.sizes, strict=True)
@@ -124,7 +124,7 @@ class OutputComparison:
 
 
 def agree(old: Sequence[Tensor], new: Sequence[Tensor], tolerance: float) -> bool:
-    """True if all elements of outputs are equal up to rounding, relative to what is usual there."""
+    """Return whether outputs are equal up to rounding, relative to their usual magnitude."""
     if [t.shape for t in old] != [t.shape for t in new]:
         return False
     return all(_agree(a, b, tolerance) for a, b in zip(old, new, strict=True))

@@ -1,4 +1,4 @@
-"""What is asked of devices other than the CPU, whatever their kind: GPUs, MPS, XPU or NPU."""
+"""Operations on any device besides the CPU: GPUs, MPS, XPU or NPU."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 
 
 def elsewhere(tensors: Iterable[Any]) -> list[torch.device]:
-    """The devices, other than the CPU, that hold tensors; other objects are passed over."""
+    """List the devices of tensors, except the CPU; other objects are ignored."""
     devices = {t.device for t in tensors if isinstance(t, Tensor)}
     return sorted((d for d in devices if d.type not in ("cpu", "meta")), key=str)
 
 
 def remember_randomness(devices: Iterable[torch.device]) -> Callable[[], None]:
-    """Remember the random numbers of the CPU and of devices: what is returned goes back to them.
+    """Save the random states of the CPU and of devices. Return a function that restores them.
 
     Args:
         devices: see `elsewhere`.
@@ -54,7 +54,7 @@ def remember_randomness(devices: Iterable[torch.device]) -> Callable[[], None]:
 
 @contextmanager
 def random_numbers(devices: Iterable[torch.device], seed: int | None = None) -> Iterator[None]:
-    """Random numbers of the CPU and of devices that leave no mark: afterwards they go on as before.
+    """Seed the CPU and devices in a context, and restore their random states afterwards.
 
     Args:
         devices: see `elsewhere`.
@@ -74,13 +74,13 @@ def random_numbers(devices: Iterable[torch.device], seed: int | None = None) -> 
 
 
 def fastest() -> torch.device:
-    """The accelerator that torch uses, or the CPU where there is none that has float64."""
+    """Return the accelerator of torch, or the CPU if there is none with float64."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if device is None or not has_float64(device) else device
 
 
 def has_float64(device: torch.device | str) -> bool:
-    """Tell whether a device computes in float64: MPS and some XPU do not."""
+    """Return whether a device computes in float64, as MPS and some XPU do not."""
     return _has_float64(torch.device(device).type)
 
 
@@ -94,7 +94,7 @@ def _has_float64(device_type: str) -> bool:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type in which training computes sums and energies: float64 where the device has it.
+    """Return the dtype for sums and energies in training: float64 if the device has it.
 
     Where it has not, that is float32, and what measures (metrics, callbacks that look at weights,
     comparisons) computes on the CPU, see `where_precise`.
@@ -103,17 +103,17 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def where_precise(tensor: Tensor) -> Tensor:
-    """A tensor where float64 is: on its device, or else on the CPU."""
+    """Move a tensor to the CPU unless its device has float64."""
     return tensor if has_float64(tensor.device) else tensor.cpu()
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """A tensor in the `widest` type of its device."""
+    """Convert a tensor to the `widest` dtype of its device."""
     return tensor.to(widest(tensor.device))
 
 
 def kept_on(table: Tensor, device: torch.device) -> Tensor:
-    """A table that never changes on a device, to which it is copied once.
+    """Copy a constant table to a device, once.
 
     Args:
         table: is not written to.
@@ -132,17 +132,17 @@ _COPIES: Any = WeakIdKeyDictionary()
 
 
 def at_least_single(tensor: Tensor) -> Tensor:
-    """A tensor in float32 at least: half precision is for networks, not for sums of many terms."""
+    """Convert a tensor to float32 at least: half precision is too coarse for long sums."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a device can still hold, 0 if it does not say."""
+    """Return the free memory of a device in bytes, or 0 if unknown."""
     return _free_and_whole_memory(device)[0]
 
 
 def check_memory(size: int | float, device: torch.device, title: str, instead: str) -> None:
-    """Refuse what a device can never hold, in a sentence that says what to do instead.
+    """Refuse sizes that exceed a device's memory, in a sentence that suggests an alternative.
 
     Args:
         size: bytes that it takes at least.
@@ -162,7 +162,7 @@ def check_memory(size: int | float, device: torch.device, title: str, instead: s
 
 
 def _whole_memory(device: torch.device) -> int:
-    """Bytes of a device, 0 if nobody says."""
+    """Return the memory of a device in bytes, or 0 if unknown."""
     if device.type == "meta":
         return 0
     if device.type != "cpu":
@@ -177,7 +177,7 @@ def _free_and_whole_memory(device: torch.device) -> tuple[int, int]:
 
 
 def current_stream(device: torch.device) -> Any:
-    """The queue of what a device has been told to do, or None if it does everything at once."""
+    """Return the current stream of a device, or None if it executes synchronously."""
     if device.type == "cpu":
         return None
     ask = getattr(torch.get_device_module(device), "current_stream", None)

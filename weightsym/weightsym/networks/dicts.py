@@ -1,4 +1,4 @@
-"""Networks and stacks of networks as dicts of tensors, and all of their weights as vectors."""
+"""Networks and stacks as dicts of tensors, and their weights as vectors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Networks = Params | Sequence[Params | nn.Module] | nn.ModuleList
 
 
 def of(module: nn.Module) -> Params:
-    """The state of a module: parameters and persistent buffers, each once, without copies.
+    """Return the parameters and persistent buffers of a module, each once, without copies.
 
     >>> list(of(torch.nn.Linear(2, 1)))
     ['weight', 'bias']
@@ -52,7 +52,7 @@ def of(module: nn.Module) -> Params:
 
 
 def weight_names(module: nn.Module) -> list[str]:
-    """Names of the weights: floating parameters, shared ones once.
+    """Return the names of the weights: floating-point parameters, shared ones once.
 
     >>> weight_names(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
     ['0.weight', '0.bias', '1.weight', '1.bias']
@@ -61,7 +61,7 @@ def weight_names(module: nn.Module) -> list[str]:
 
 
 def fixed_weights(module: nn.Module) -> set[str]:
-    """Names of the parameters that require no gradient: networks need not have them as well.
+    """Return the names of the parameters without gradients, which networks may omit.
 
     >>> net = torch.nn.Linear(2, 1)
     >>> _ = net.weight.requires_grad_(False)
@@ -72,7 +72,7 @@ def fixed_weights(module: nn.Module) -> set[str]:
 
 
 def stack(networks: Networks) -> Params:
-    """Join networks, given as mappings or as modules, into a stack. A stack is returned as it is.
+    """Stack networks, given as mappings or as modules. A stack is returned unchanged.
 
     >>> stack([{"w": torch.zeros(3)}, {"w": torch.ones(3)}])["w"].shape
     torch.Size([2, 3])
@@ -101,7 +101,7 @@ def stack(networks: Networks) -> Params:
 
 
 def _listed(networks: Any) -> list[Mapping[str, Tensor]]:
-    """List networks as dicts, and refuse what is no list of networks."""
+    """List networks as dicts, and refuse anything but a list of networks."""
     if not isinstance(networks, (list, tuple, nn.ModuleList)):
         raise ValueError(
             "`networks` must be a stack (a dict of tensors with a leading dimension) or a list of "
@@ -123,7 +123,7 @@ def _listed(networks: Any) -> list[Mapping[str, Tensor]]:
 
 
 def unstack(params: Params) -> list[Params]:
-    """The networks of a stack, as views.
+    """Return the networks of a stack, as views.
 
     >>> unstack({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
     [{'w': tensor([1., 2.])}, {'w': tensor([3., 4.])}]
@@ -136,7 +136,7 @@ def unstack(params: Params) -> list[Params]:
 
 
 def stack_size(params: Params) -> int:
-    """Number of networks in a stack.
+    """Return the number of networks in a stack.
 
     >>> stack_size({"w": torch.zeros(5, 2), "b": torch.zeros(5)})
     5
@@ -148,7 +148,7 @@ def stack_size(params: Params) -> int:
 
 
 def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> bool:
-    """True if parameters carry a member dimension, read off a template of tensors or shapes.
+    """Return whether parameters have a member dimension, compared with a template.
 
     >>> w = of(torch.nn.Linear(2, 1))
     >>> is_stacked(w, w), is_stacked(stack([w, w, w]), w)
@@ -170,7 +170,7 @@ def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> boo
 
 @dataclass(frozen=True)
 class RavelSpec:
-    """The names and shapes of the tensors of which a vector of weights consists.
+    """The names and shapes of the tensors in a vector of weights.
 
     >>> vector, spec = ravel({"a": torch.eye(2), "b": torch.ones(3)})
     >>> spec.names, [tuple(shape) for shape in spec.shapes]
@@ -184,7 +184,7 @@ class RavelSpec:
 def ravel(
     params: Params, names: Sequence[str] | None = None, stacked: bool = False
 ) -> tuple[Tensor, RavelSpec]:
-    """All weights as one vector, or as one row per member of a stack.
+    """Flatten all weights into one vector, or into one row per member of a stack.
 
     Args:
         params: one network or a stack.
@@ -203,7 +203,7 @@ def ravel(
 
 
 def is_weight(name: str, tensor: Tensor) -> bool:
-    """True if a tensor of `Params` counts as weights: floating, and no BatchNorm statistic.
+    """Return whether a tensor of `Params` is a weight: floating-point, and no BatchNorm statistic.
 
     >>> is_weight("bn.weight", torch.ones(2)), is_weight("bn.running_var", torch.ones(2))
     (True, False)
@@ -215,7 +215,7 @@ def is_weight(name: str, tensor: Tensor) -> bool:
 
 
 def varying_weights(stack: Params) -> list[str]:
-    """Names of the weights of a stack that are not the same in all of its networks, or of all.
+    """Return the names of the weights that differ within a stack, or of all if none differ.
 
     A stack does not tell buffers of users from weights, but by this.
 
@@ -227,7 +227,7 @@ def varying_weights(stack: Params) -> list[str]:
 
 
 def unravel(vector: Tensor, spec: RavelSpec) -> Params:
-    """Undo `ravel`, with any leading dimensions.
+    """Invert `ravel`, with any leading dimensions.
 
     >>> w = {"a": torch.eye(2), "b": torch.ones(3)}
     >>> all(torch.equal(v, w[k]) for k, v in unravel(*ravel(w)).items())
@@ -244,7 +244,7 @@ def unravel(vector: Tensor, spec: RavelSpec) -> Params:
 def shares(
     weights: Sequence[int | float] | Tensor | None, count: int, name: str = "`weights`"
 ) -> list[float]:
-    r"""The weights of all networks in a mean, which sum to one.
+    r"""Return the weights of the networks in a mean, normalised to sum to one.
 
     .. math:: w_k / \textstyle\sum_l w_l
 
@@ -271,7 +271,7 @@ def shares(
 
 
 def weighted_mean(stack: Params, weights: Sequence[int | float] | Tensor | None = None) -> Params:
-    r"""The weighted mean of the networks of a stack.
+    r"""Return the weighted mean of the networks of a stack.
 
     .. math:: \bar\theta = \frac{\sum_k w_k \theta_k}{\sum_k w_k}
 

@@ -1,4 +1,4 @@
-"""Engines: ways to compute what a job asks for, other than by torch. They register themselves."""
+"""Engines: alternatives to torch for the computation of a job, registered by entry points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("weightsym.params")
 # ------------------------------------------------------------ jobs
 @dataclass(frozen=True, eq=False)
 class StackJob:
-    """A job: a computation for all members of a stack.
+    """A computation for all members of a stack.
 
     Attributes:
         network: gives the computation.
@@ -38,7 +38,7 @@ class StackJob:
 
 @dataclass(frozen=True, eq=False)
 class Outputs(StackJob):
-    """Outputs ``(members, ...)``, through which gradients flow.
+    """A job for differentiable outputs ``(members, ...)``.
 
     Attributes:
         inputs: of the networks, by position.
@@ -55,7 +55,7 @@ Formula = Literal["cross-entropy", "squares", "fixed", "unknown"]
 
 
 class Memory(dict[Any, Any]):
-    """What engines remember of earlier jobs. It belongs to its tensors, so that copies are empty.
+    """What engines remember of earlier jobs for the same tensors. Copies are empty.
 
     >>> import copy
     >>> copy.deepcopy(Memory(graph=1))
@@ -68,7 +68,7 @@ class Memory(dict[Any, Any]):
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss of outputs, and what is known of its formula.
+    """A loss of outputs, and the known properties of its formula.
 
     Attributes:
         mean: from outputs ``(members, examples, ...)`` and targets to one number per member.
@@ -91,7 +91,7 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class Losses(StackJob):
-    """Losses ``(members,)`` of a batch, through which gradients flow.
+    """A job for differentiable losses ``(members,)`` of a batch.
 
     Attributes:
         inputs: see `Outputs`.
@@ -110,7 +110,7 @@ class Losses(StackJob):
 
 @dataclass(frozen=True, eq=False)
 class Energies(StackJob):
-    r"""A `Field` of energies, at many places one after the other.
+    r"""A job for a `Field` of energies, for repeated evaluation.
 
     .. math:: U(\omega) = n L(\omega) + \tfrac\lambda2 |\omega|^2
 
@@ -135,26 +135,26 @@ class Energies(StackJob):
 
 @runtime_checkable
 class Field(Protocol):
-    """Energies where chains are sent, computed without the parameters of a module."""
+    """Energies at given weights, computed without the parameters of a module."""
 
     def look(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Precise energies and their gradients, which last until the next call.
+        """Return precise energies and their gradients, which are valid until the next call.
 
         Args:
             rows: the numbers of every chain, ``(chains, numbers)``.
         """
 
     def slope(self, rows: Tensor) -> Tensor:
-        """The gradients alone."""
+        """Return the gradients alone."""
 
     def leapfrog(self, x: Tensor, momenta: Tensor, steps: int, size: float, kick: float) -> None:
-        """Add gradients times ``kick`` to momenta, these times ``size`` to ``x``, several times."""
+        """Repeat leapfrog steps: add ``kick`` times gradients, then ``size`` times momenta."""
 
 
 # ------------------------------------------------------------ engines
 @runtime_checkable
 class Engine(Protocol):
-    """A way to compute jobs of some kinds. Its class is an entry point of the group `GROUP`.
+    """A way to compute some kinds of jobs. Its class is an entry point of the group `GROUP`.
 
     Attributes:
         name: for messages.
@@ -165,15 +165,15 @@ class Engine(Protocol):
     kinds: ClassVar[tuple[type[StackJob], ...]]
 
     def takes(self, job: Any) -> str | None:
-        """The reason why it does not take a job, nothing if it does."""
+        """Return the reason why a job is refused, or None if it is accepted."""
 
     def run(self, job: Any) -> Any:
-        """Compute a job that it takes."""
+        """Compute an accepted job."""
 
 
 @functools.cache
 def engines() -> tuple[Engine, ...]:
-    """All engines that are installed. One that cannot be imported is named once, and left out."""
+    """Return all installed engines. One that cannot be imported is reported once and omitted."""
     found: list[Engine] = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
@@ -184,7 +184,7 @@ def engines() -> tuple[Engine, ...]:
 
 
 def engine_for(job: StackJob) -> Engine | None:
-    """The first engine that takes a job. Why others do not is logged, once for a network.
+    """Return the first engine that takes a job. Refusals are logged once for each network.
 
     Args:
         job: what is to be computed.

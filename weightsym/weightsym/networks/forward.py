@@ -1,4 +1,4 @@
-"""Run the forward of a network: its inputs, its outputs, other weights or another precision."""
+"""Run the forward of a network with other weights, or in another precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST = 300
 
 
 class UnsupportedModel(ValueError):
-    """The network cannot be traced at all, or a symmetry found in it does not hold.
+    """Raised for a network that cannot be traced, or whose symmetries do not hold.
 
     >>> from weightsym import discover
     >>> discover(torch.nn.BatchNorm1d(2, device="meta"), torch.randn(8, 2))
@@ -35,7 +35,7 @@ class UnsupportedModel(ValueError):
 
 # ------------------------------------------------------------ a network that is not touched
 def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy of the module structure that shares the parameters: tracing leaves no mark.
+    """Copy the module structure but share the parameters: tracing has no side effects on it.
 
     With ``dtype`` the copy has parameters and buffers of its own, in that precision. Parameters on
     the meta device become zeros that take no memory.
@@ -59,12 +59,12 @@ def structural_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Mo
 
 
 def runners_of(module: nn.Module) -> tuple[Any, Any]:
-    """The Trainer and the Fabric that a LightningModule refers to, which are no part of it."""
+    """Return the Trainer and the Fabric that a LightningModule refers to but does not own."""
     return vars(module).get("_trainer"), vars(module).get("_fabric")
 
 
 def _tensors_in_precision(model: nn.Module, dtype: torch.dtype) -> dict[int, Any]:
-    """Parameters and buffers in a precision, by the identity of the old ones."""
+    """Return parameters and buffers in a precision, by the identity of the original ones."""
     cast: dict[Hashable, Tensor] = {}
     by_identity: dict[int, Any] = {}
     for _, old in named_tensors(model):
@@ -78,13 +78,13 @@ def _tensors_in_precision(model: nn.Module, dtype: torch.dtype) -> dict[int, Any
 
 
 def _computed_tensors(module: nn.Module, dtype: torch.dtype | None) -> dict[int, Any]:
-    """Attributes with a history, such as the weight that weight norm computes: they do not copy."""
+    """Return attributes with autograd history, such as of weight norm, which cannot be copied."""
     computed = [x for x in vars(module).values() if isinstance(x, Tensor) and not x.is_leaf]
     return {id(x): x.detach().to(dtype if x.is_floating_point() else None) for x in computed}
 
 
 def check_forward(model: nn.Module, inputs: Inputs) -> None:
-    """Tell a network that cannot be traced from an example input that does not fit."""
+    """Distinguish a network that cannot be traced from an example input that does not fit."""
     network = structural_copy(model)
     try:
         with torch.no_grad():
@@ -102,7 +102,7 @@ def check_forward(model: nn.Module, inputs: Inputs) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of an error as it can be printed, or its type where it says nothing.
+    r"""Return the first line of an error in printable form, or its type if it has no message.
 
     >>> first_line(ValueError("no \x1b[31m\nat all"))
     'no \\x1b[31m'
@@ -113,7 +113,7 @@ def first_line(error: BaseException) -> str:
 
 
 def in_precision_of(params: Params, inputs: _T) -> _T:
-    """Inputs with their floats in the precision of a network's weights."""
+    """Convert floating-point inputs to the precision of a network's weights."""
     dtype = next((t.dtype for t in params.values() if t.is_floating_point()), None)
 
     def cast(x: Any) -> Any:
@@ -125,7 +125,7 @@ def in_precision_of(params: Params, inputs: _T) -> _T:
 def in_runnable_precision(
     model: nn.Module, inputs: Inputs, use: Callable[[nn.Module, Inputs], _T]
 ) -> _T:
-    """Use a network in float64, or as it is where an operation or a plain tensor forbids that."""
+    """Use a network in float64, or in its own dtype if it cannot be converted."""
 
     def cast(x: Any) -> Any:
         return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -138,7 +138,7 @@ def in_runnable_precision(
 
 
 def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
-    """All tensors that a network returns, as real numbers and with the same noise in every call.
+    """Return all output tensors as real numbers, with the same noise in every call.
 
     A copy runs, so that nothing a forward keeps (a cache of computed biases) sees other weights.
     """
@@ -147,7 +147,7 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
 
 
 def called_in_turn(network: nn.Module, read: Callable[[str], Tensor], inputs: Inputs) -> Any:
-    """The same as `called`, where each parameter is read when a function takes it, and let go of.
+    """Run the network like `called`, but read each parameter only while a function uses it.
 
     Args:
         network: it changes nothing in its parameters.
@@ -163,7 +163,7 @@ def called_in_turn(network: nn.Module, read: Callable[[str], Tensor], inputs: In
 
 
 def called(network: nn.Module, params: Params, inputs: Inputs) -> Any:
-    """What the forward of a network returns, with the same noise in every call."""
+    """Run the forward of a network, with the same noise in every call."""
     trained = {name for name, _ in network.named_parameters()}
     separate = {n: t if n in trained and t.ndim > 1 else t.clone() for n, t in params.items()}
     with same_noise(params.values()):
@@ -172,13 +172,13 @@ def called(network: nn.Module, params: Params, inputs: Inputs) -> Any:
 
 @contextmanager
 def same_noise(tensors: Iterable[Any]) -> Iterator[None]:
-    """Start the random numbers of torch anew, on every device that holds one of the tensors."""
+    """Reseed torch in a context, on every device that holds one of the tensors."""
     with random_numbers(elsewhere(tensors), seed=0):
         yield
 
 
 def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor with its floats (complex numbers likewise) in a precision, if one is given."""
+    """Convert a floating-point or complex tensor to a precision, if one is given."""
     if dtype is not None and tensor.is_floating_point():
         return tensor if tensor.dtype is dtype else tensor.to(dtype)
     if dtype is torch.float64 and tensor.is_complex():
@@ -187,7 +187,7 @@ def in_precision(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Complex numbers as pairs, integers as floats."""
+    """Return complex numbers as pairs, integers as floats."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor if tensor.is_floating_point() else tensor.double()
@@ -195,14 +195,14 @@ def as_real(tensor: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ inputs and outputs
 class Inputs(NamedTuple):
-    """Arguments of a forward, as a pytree whose tensors `tree_map` reaches."""
+    """Arguments of a forward, as a pytree of tensors."""
 
     args: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
 
 
 def on_network(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Inputs on the device, and in the floating type, of the network."""
+    """Move inputs to the device and the floating-point dtype of the network."""
     parameters = list(model.parameters())
     types = {p.dtype for p in parameters if p.is_floating_point()}
     if not parameters:
@@ -219,7 +219,7 @@ def on_network(model: nn.Module, inputs: Inputs) -> Inputs:
 
 
 def check_filled(inputs: Inputs) -> None:
-    """An input without a row shows nothing of a network."""
+    """Refuse inputs without rows, which reveal nothing about a network."""
     empty = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and not t.numel()]
     if empty:
         raise ValueError(
@@ -229,7 +229,7 @@ def check_filled(inputs: Inputs) -> None:
 
 
 def doubled(inputs: Inputs) -> Inputs | None:
-    """A batch of one row as a batch of two, or None for any other.
+    """Repeat a batch of one row to two rows; None for any other size.
 
     Batch norm does not train on one row.
     """
@@ -245,7 +245,7 @@ def doubled(inputs: Inputs) -> Inputs | None:
 
 
 def tensors_of(outputs: Any) -> list[Tensor]:
-    """All tensors in what a forward returns, without those of caches and other objects."""
+    """List the tensors in the output of a forward, except those of caches and other objects."""
     tensors = []
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor):
@@ -256,7 +256,7 @@ def tensors_of(outputs: Any) -> list[Tensor]:
 
 
 def _described(inputs: Inputs) -> str:
-    """The inputs in the words of an error message."""
+    """Describe the inputs for an error message."""
     parts = [_describe(x) for x in inputs.args]
     parts += [f"`{name}` = {_describe(x)}" for name, x in inputs.named.items()]
     return ", ".join(parts) or "a call without inputs"

@@ -1,4 +1,4 @@
-"""Networks without weights: on the meta device, and in memory that is reserved and never used."""
+"""Networks without weights: on the meta device, and in reserved memory that is never used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if hasattr(mmap, "MAP_PRIVATE"):  # pages that are shared between processes take
 
 @contextmanager
 def matrices_on_meta() -> Iterator[None]:
-    """While networks are made, matrices of weights go to the meta device.
+    """Construct networks with their weight matrices on the meta device.
 
     Buffers, which are computed, and vectors such as gains of norms keep their numbers.
 
@@ -43,7 +43,7 @@ def matrices_on_meta() -> Iterator[None]:
 
 
 def reserved(tensor: Tensor) -> Tensor:
-    """Zeros like a tensor, on the CPU, that take no memory until something is written there."""
+    """Return zeros like a tensor, on the CPU, that occupy no memory until they are written."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -53,7 +53,7 @@ def reserved(tensor: Tensor) -> Tensor:
 
 
 class Substituted(TorchFunctionMode):
-    """While a forward runs, each function gets other tensors in the place of some.
+    """A mode that replaces some tensors in the arguments of every function of a forward.
 
     Only what one function takes is held at a time.
 
@@ -80,5 +80,5 @@ _NUMBERS = frozenset(f"torch.Tensor.{name}.__get__" for name in ("data", "T", "m
 
 
 def _gives_numbers(function: Any) -> bool:
-    """Tell whether an attribute of tensors is a tensor of the same numbers."""
+    """Return whether an attribute of tensors returns a tensor of the same values."""
     return resolve_name(function) in _NUMBERS

@@ -1,4 +1,4 @@
-"""Stacks of new networks, and modules whose tensors are those of a stack."""
+"""Stacks of new networks, and modules with stacked tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("weightsym.params")
 def populate(
     model: nn.Module, members: int, generator: torch.Generator | None = None, skip: int = 0
 ) -> Params:
-    """A stack of independently re-initialised copies of a module.
+    """Return a stack of independently re-initialised copies of a module.
 
     Every layer with a ``reset_parameters`` (or ``_reset_parameters``) method draws its
     parameters anew, then those with an ``_init_weights`` for their parts (as in transformers), then
@@ -63,7 +63,7 @@ def populate(
 
 
 def _check_room(state: Params, members: int) -> None:
-    """Refuse stacks that do not fit twice: blocks are drawn, and then joined."""
+    """Refuse stacks that do not fit into memory twice, as blocks and as their concatenation."""
     for tensor in list(state.values())[:1]:
         size = members * sum(t.nbytes for t in state.values())
         title = f"Drawing {members} networks of {size / members / 1e6:.3g} MB"
@@ -71,7 +71,7 @@ def _check_room(state: Params, members: int) -> None:
 
 
 def stacked_copy(model: nn.Module, params: Params) -> nn.Module:
-    """A copy of a module whose tensors carry the member dimension, under the same names.
+    """Copy a module with stacked tensors under the same names.
 
     Tensors that the module holds in several places stay one. It is not made to run: buffers that
     have no place in a state dict are left out.
@@ -107,20 +107,20 @@ _NUMBERS, _MOST = 2**16, 256
 
 
 def _computed(module: nn.Module) -> list[Tensor]:
-    """Buffers that are not part of the state."""
+    """List the non-persistent buffers."""
     parts = [m for m in module.modules() if m._non_persistent_buffers_set]
     buffers = [m._buffers[name] for m in parts for name in m._non_persistent_buffers_set]
     return [t for t in buffers if t is not None]
 
 
 def _parts_first(module: nn.Module) -> list[nn.Module]:
-    """All submodules, parts before what is made of them, as constructors initialise them."""
+    """List all submodules, children before parents, in the order of construction."""
     below = (part for child in module.children() for part in _parts_first(child))
     return list(dict.fromkeys([*below, module]))
 
 
 def _resettable(module: nn.Module) -> Iterator[nn.Module]:
-    """Submodules that can draw their parameters anew, as far as they have any."""
+    """Yield the submodules that can reset their parameters, if they have any."""
     for layer in _parts_first(module):
         names = ("reset_parameters", "_reset_parameters")
         has_any = next(layer.parameters(), None) is not None
@@ -129,19 +129,19 @@ def _resettable(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _to_be_drawn(model: nn.Module) -> nn.Module:
-    """A copy whose parameters can be drawn anew. It shares buffers beside which none is drawn."""
+    """Return a copy whose parameters can be redrawn, sharing buffers of modules without any."""
     parts = _without_parameters(model)
     shared = {id(t): t for m in parts for t in m._buffers.values() if t is not None}
     return copy.deepcopy(model, shared)
 
 
 def _without_parameters(model: nn.Module) -> list[nn.Module]:
-    """Parts that have buffers of their own, and no parameters."""
+    """List the submodules that have buffers and no parameters."""
     return [m for m in model.modules() if m._buffers and not m._parameters]
 
 
 def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
-    """Choose how many copies are drawn at once: one if they are large, or ``vmap`` draws wrongly.
+    """Choose how many copies to draw at once: one if they are large or ``vmap`` draws wrongly.
 
     It depends on nothing but the network, so that a copy is the same whatever else is drawn.
     """
@@ -165,7 +165,7 @@ def block_of(model: nn.Module, state: Mapping[str, Tensor]) -> int:
 def draw_blocks(
     model: nn.Module, state: Mapping[str, Tensor], seeds: list[int], block: int
 ) -> dict[str, Tensor]:
-    """Copies of the state with new weights, one block for each seed, as a stack."""
+    """Draw a stack of new weights, one block of copies for each seed."""
     blocks, network = [], _to_be_drawn(model)
     for seed in seeds:
         with random_numbers(elsewhere(model.parameters()), seed):
@@ -180,7 +180,7 @@ def draw_blocks(
 def undrawn(
     model: nn.Module, state: Mapping[str, Tensor], drawn: Mapping[str, Tensor]
 ) -> list[str]:
-    """Names of the weights that no ``reset_parameters`` owns, or that theirs leaves as they are.
+    """Return the names of the weights that no ``reset_parameters`` changes.
 
     Args:
         model: the network.
@@ -218,7 +218,7 @@ def _reset(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _draw_as_libraries_do(module: nn.Module, untouched: set[nn.Module]) -> None:
-    """Let networks of transformers and timm draw the weights of their parts, but for some."""
+    """Initialise modules as transformers and timm do, except untouched ones."""
     untouched = untouched.union(_without_parameters(module))
     for parent in _parts_first(module):
         draw: Any = getattr(parent, "_init_weights", None)
@@ -229,7 +229,7 @@ def _draw_as_libraries_do(module: nn.Module, untouched: set[nn.Module]) -> None:
 
 
 def _adapters(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[nn.Module, bool]]:
-    """Low-rank adapters of peft, and whether they add nothing yet, as a fresh one does.
+    """Yield low-rank adapters of peft, and whether they are still zero, as fresh ones are.
 
     Others may belong to weights that were changed with them: they stay as they are.
     """
@@ -241,13 +241,13 @@ def _adapters(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[
 
 
 def _needs_one(function: Any) -> bool:
-    """Check whether a function can be called with one argument, and not without."""
+    """Return whether a function requires exactly one argument."""
     parameters = inspect.signature(function).parameters.values()
     return sum(p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD for p in parameters) == 1
 
 
 class _Anew(nn.Module):
-    """A network whose forward pass draws its weights."""
+    """A network whose forward draws its weights."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Predictions of networks whose parameters are given: of one, or of every member of a stack."""
+"""Predictions with given parameters: of one network or of every member of a stack."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
 
 
 def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
-    """`apply`, which updates BatchNorm statistics in the tensors that hold them."""
+    """Run `apply` and update BatchNorm statistics in place."""
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"`chunk_size` must be at least 1, got {chunk_size}.")
     template = of(model)
@@ -80,7 +80,7 @@ def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | 
 
 @contextmanager
 def _own_buffers(model: nn.Module, params: Params) -> Iterator[Params]:
-    """Networks with copies of the buffers that a training mode may change, which they then get."""
+    """Copy the buffers that training mode may change, and let modules keep the copies."""
     is_training = any(m.training and m._buffers for m in model.modules())
     names = [name for name, _ in model.named_buffers() if name in params] if is_training else []
     copies = {name: params[name].clone() for name in names}
@@ -89,7 +89,7 @@ def _own_buffers(model: nn.Module, params: Params) -> Iterator[Params]:
 
 
 def _completed(model: nn.Module, params: Params, missing: set[str], stacked: bool) -> Params:
-    """Networks with the weights that their module holds fixed."""
+    """Add the fixed weights of the module to networks without them."""
     if others := missing - fixed_weights(model):
         raise ValueError(
             f"`params` lacks {sorted(others)[0]!r} (and {len(others) - 1} more) of "
@@ -123,7 +123,7 @@ def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None
 def apply_each_in_place(
     model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None
 ) -> Any:
-    """`apply_each`, which updates BatchNorm statistics in the tensors that hold them."""
+    """Run `apply_each` and update BatchNorm statistics in place."""
     members = stack_size(params)
     sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
     if sizes != {members}:
@@ -132,7 +132,7 @@ def apply_each_in_place(
 
 
 def chunk_of(model: nn.Module, params: Params, x: Any, chunk_size: int | None = None) -> int:
-    """The number of members of a stack that run at once.
+    """Return the number of members of a stack that run at once.
 
     Args:
         model: gives the computation.

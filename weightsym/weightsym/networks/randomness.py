@@ -1,4 +1,4 @@
-"""Random numbers that depend on a key, such as (seed, step, rank), and on nothing that ran before.
+"""Random numbers determined by a key, such as (seed, step, rank), regardless of earlier draws.
 
 A run that is resumed then draws what the uninterrupted one would have drawn, and processes that
 train copies of one network can share a stream or have streams of their own, as their keys say.
@@ -20,7 +20,7 @@ Part = int | str
 
 
 def key_of(*parts: Part) -> int:
-    """A seed of 63 bits for a key.
+    """Hash a key to a seed of 63 bits.
 
     >>> key_of(0, "train", 1) == key_of(0, "train", 1) != key_of(0, "train", 2)
     True
@@ -30,7 +30,7 @@ def key_of(*parts: Part) -> int:
 
 
 def keyed_generator(*parts: Part, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for a key.
+    """Return a generator for a key.
 
     >>> torch.rand(2, generator=keyed_generator(1)).tolist() == torch.rand(
     ...     2, generator=keyed_generator(1)
@@ -42,7 +42,7 @@ def keyed_generator(*parts: Part, device: torch.device | str = "cpu") -> torch.G
 
 @contextmanager
 def keyed_randomness(*parts: Part, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Within this context the global generators follow a key. Afterwards they go on as before.
+    """Seed the global generators by a key in a context, and restore them afterwards.
 
     Args:
         *parts: the key.

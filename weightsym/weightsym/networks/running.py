@@ -1,4 +1,4 @@
-"""One network with given weights. And undoing what a failed attempt to run several has changed."""
+"""Run one network with given weights, and undo the side effects of a failed vmap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _VMAPPED: weakref.WeakKeyDictionary[nn.Module, set[bool]] = weakref.WeakKeyDicti
 
 
 def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ...]) -> Any:
-    """As `torch.func.functional_call`, but networks that it would run wrongly are refused.
+    """Run `torch.func.functional_call`, and refuse networks for which it is wrong.
 
     Args:
         model: gives the computation.
@@ -56,7 +56,7 @@ def run_network(model: nn.Module, params: Mapping[str, Tensor], x: tuple[Any, ..
 
 
 def _refuse_reentrant_checkpoints(outputs: Any) -> None:
-    """Refuse checkpoints that hide parts of a network from autograd, and so from its hooks."""
+    """Refuse reentrant checkpoints, which hide parts of a network from autograd and its hooks."""
     waiting: list[Node | None] = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, Tensor)]
     visited: set[Node | None] = {None, *waiting}
     while waiting:
@@ -70,12 +70,12 @@ def _refuse_reentrant_checkpoints(outputs: Any) -> None:
 
 
 def remember_vmap(model: nn.Module) -> None:
-    """Remember that ``vmap`` runs a network in its present mode: nothing will have to be undone."""
+    """Remember that ``vmap`` can run a network in its present mode, so that no undo is needed."""
     _VMAPPED.setdefault(model, set()).add(model.training)
 
 
 def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Remember what trying ``vmap`` may change. The function that is returned restores it.
+    """Save what trying ``vmap`` may change. Return a function that restores it.
 
     Args:
         model: whose buffers count, in training mode.
@@ -98,7 +98,7 @@ def undoing(model: nn.Module, params: Mapping[str, Tensor]) -> Callable[[], None
 
 
 class FastLayers(TorchFunctionMode):
-    """Runs linear layers as weight times input while it is active, and attention as products.
+    """A mode that runs linear layers as weight times input, and attention as products.
 
     With weights of many networks and one input a layer is a single product of matrices; the usual
     order is one small product for every network. The fused attention of CPUs is not for ``vmap``.
@@ -146,7 +146,7 @@ _log = logging.getLogger("weightsym.params")
 
 # ------------------------------------------------------------ at once or one by one
 def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
-    """Check whether `apply` runs the members of a stack at once, not one by one.
+    """Return whether `apply` runs the members of a stack at once, not one by one.
 
     >>> net = nn.Linear(2, 1)
     >>> runs_at_once(net), runs_at_once(net, chunk_size=1), runs_at_once(nn.Linear(1000, 1000))
@@ -162,7 +162,7 @@ def runs_at_once(model: nn.Module, chunk_size: int | None = None) -> bool:
 
 
 def work_of(model: nn.Module) -> int:
-    """The weights of a network, those of a convolution, which is used at many places, twelve times.
+    """Return the number of weights, those of convolutions counted twelve times for their reuse.
 
     Matrices that are buffers count as weights, as they do where a backbone is held fixed.
 
@@ -179,7 +179,7 @@ def work_of(model: nn.Module) -> int:
 
 
 def remember_loop(model: nn.Module, error: Exception) -> None:
-    """Networks that ``vmap`` cannot handle run one by one from now on."""
+    """Mark a network that ``vmap`` cannot run, so that its members run one by one."""
     reason = (str(error).strip().splitlines() or [""])[0]
     _NOT_VMAPPABLE.add(model)
     _announce(model, f"cannot run under vmap, its members run one by one ({reason[:120]})")
@@ -219,7 +219,7 @@ def fitting_chunk(model: nn.Module, run: Callable[[], Any], inputs: Any, members
 
 
 class _Bytes(TorchDispatchMode):
-    """Counts the bytes of everything that is computed, and of what batch norms give out."""
+    """A mode that counts the bytes of all results, and of batch norm outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Names of a module that stand for the same numbers in memory."""
+"""Names of a module that refer to the same memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 
 def place_of(tensor: Tensor) -> Hashable:
-    """Equal for tensors that are one: by storage, offset, shape and stride, not by object."""
+    """Return a key of a tensor's memory: storage, offset, shape and stride."""
     if not _has_memory(tensor):
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers under all of their names."""
+    """List parameters and buffers under all of their names."""
     return [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -24,13 +24,13 @@ def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def owners(model: nn.Module) -> dict[str, str]:
-    """The first name of every tensor of a module, by each of its names."""
+    """Map each name of a module's tensors to the first name of the same tensor."""
     first: dict[Hashable, str] = {}
     return {name: first.setdefault(place_of(t), name) for name, t in named_tensors(model)}
 
 
 def overlapping(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Names whose memory is shared in part, or in another layout, with that of another name."""
+    """Find names whose memory overlaps with that of another name in part or in another layout."""
     spans = []
     for name, t in tensors:
         if _has_memory(t):

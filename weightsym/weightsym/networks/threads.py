@@ -1,4 +1,4 @@
-"""Chunks of members on several threads, each of which has a copy of the network."""
+"""Chunks of members on several threads, each with a copy of the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=1)
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep up to half a gigabyte of freed memory. Once for a process.
+    """Ask the C library, once, to keep up to half a gigabyte of freed memory.
 
     A step of training frees and takes the same memory again and again: the chunks of a stack, the
     weights that variational inference draws. By default glibc gives it back to the system each
@@ -45,7 +45,7 @@ _SOFT = 1
 
 
 def end_waiting_threads() -> bool:
-    """End the threads that OpenMP keeps for the next operation, and say whether there was a way.
+    """End idle OpenMP threads, and return whether this was possible.
 
     An operation of torch leaves its threads spinning for several milliseconds. The next one that
     needs them starts them anew, which takes a few hundredths of a millisecond.
@@ -56,7 +56,7 @@ def end_waiting_threads() -> bool:
 
 @functools.cache
 def _pause() -> Callable[[int], int] | None:
-    """The function of OpenMP 5.0, if this process has loaded a library with it."""
+    """Return the pause function of OpenMP 5.0, if a loaded library has it."""
     try:
         pause: Callable[[int], int] = ctypes.CDLL(None).omp_pause_resource_all
     except (AttributeError, OSError, TypeError):  # TypeError: on Windows a library has a name
@@ -70,7 +70,7 @@ _KNOWN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def threads_for(model: nn.Module, device: torch.device) -> int:
-    """Choose how many threads run chunks of members.
+    """Choose the number of threads for chunks of members.
 
     Only one for networks that draw random numbers, since several threads would draw them in another
     order in every run, and for networks that cannot be copied.
@@ -83,7 +83,7 @@ def threads_for(model: nn.Module, device: torch.device) -> int:
 def in_threads(
     work: Callable[[nn.Module, Any], Any], items: Sequence[Any], model: nn.Module, threads: int
 ) -> list[Any]:
-    """``[work(model, item) for item in items]``, on several threads.
+    """Compute ``[work(model, item) for item in items]`` on several threads.
 
     Torch's own threads end meanwhile. Gradients and mixed precision are on in the threads if they
     are on here; each thread has a copy of the network, since running it with other weights changes
@@ -140,7 +140,7 @@ def _shared_out(
 
 @functools.lru_cache(maxsize=1)
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch uses one thread. Kept until another number is asked for."""
+    """Return a cached pool of threads in which torch uses one thread each."""
     return ThreadPoolExecutor(threads, "members", initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -148,7 +148,7 @@ _FINDINGS: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKe
 
 
 def known_of(model: nn.Module) -> dict[Any, Any]:
-    """Facts that were found out about a network, to read and to add to.
+    """Return the mutable table of facts about a network.
 
     Args:
         model: the network.
@@ -157,7 +157,7 @@ def known_of(model: nn.Module) -> dict[Any, Any]:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of a network that knows what is known of the network, also later.
+    """Copy a network, sharing its table of facts.
 
     Args:
         model: what to copy.

@@ -31,7 +31,7 @@ _DAMAGES = tarfile.TarError, EOFError, zlib.error, ValueError, TypeError, OSErro
 
 
 def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
-    """The tensors of a file by name, and the step and epoch if the file has them.
+    """Read the tensors of a file by name, and its step and epoch if it has them.
 
     Args:
         path: a file of one of `FORMATS`.
@@ -72,7 +72,7 @@ def strip_prefix(state: Params, prefix: str) -> Params:
 def checkpoint_files(
     folder: Path, pattern: str = "**/*", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """List the files of a folder that may hold networks, in natural order of their names."""
+    """List the files of a folder that may contain networks, in natural order of their names."""
     paths = [p for p in folder.glob(pattern) if p.suffix in formats and p.is_file()]
     if not paths:
         raise ValueError(f"There is no {', '.join(formats)} file in {folder}.")
@@ -106,7 +106,7 @@ def networks_in(
 
 
 def _archived(archive: Path) -> Iterator[tuple[str, Params]]:
-    """Read an archive, which can only be read from front to back."""
+    """Read the networks of an archive in order."""
     try:
         with gzip.open(archive) as file:  # to its end, where its CRC is
             while file.read(2**22):
@@ -143,7 +143,7 @@ def _of_state(
 
 
 def _are_members(members: Params, wanted: Params) -> bool:
-    """Tell whether these tensors are several networks of the wanted kind, stacked."""
+    """Return whether tensors are a stack of networks of the given architecture."""
     return wanted.keys() <= members.keys() and all(
         members[name].shape[1:] == t.shape and members[name].ndim == t.ndim + 1
         for name, t in wanted.items()
@@ -156,7 +156,7 @@ def read_networks(
     last: int | None = None,
     prefix: str | None = None,
 ) -> tuple[Params, list[dict[str, Any]]]:
-    """A stack of networks, and a record of what is known of each.
+    """Read a stack of networks, and the available metadata of each.
 
     Args:
         source: folder of checkpoints (in natural order of their names), or one checkpoint; one of a
@@ -188,7 +188,7 @@ def read_networks(
 def _without_copies(
     networks: list[tuple[Params, dict[str, Any]]],
 ) -> list[tuple[Params, dict[str, Any]]]:
-    """Omit each ``last.ckpt`` that is of the same step as another file of its folder."""
+    """Omit each ``last.ckpt`` with the same step as another file of its folder."""
 
     def moment(record: dict[str, Any]) -> Any:
         return Path(record["file"]).parent, record.get("step"), record.get("epoch")

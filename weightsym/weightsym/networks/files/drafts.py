@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written beside their place, renamed last."""
+"""Atomic writes of files and folders: written beside their target, then renamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def draft_of(target: Path, wait: bool = True) -> Iterator[Path]:
-    """Give a path beside a file or a folder, and put what is there in its place at the end.
+    """Yield a draft path beside a target, which the draft replaces at the end.
 
     If anything goes wrong before, the draft is removed and the target stays as it was.
 
@@ -46,7 +46,7 @@ def draft_of(target: Path, wait: bool = True) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str, wait: bool = True) -> None:
-    """Write a file of text as a whole or not at all.
+    """Write a text file atomically.
 
     Args:
         path: the file.
@@ -58,7 +58,7 @@ def write_whole(path: Path, text: str, wait: bool = True) -> None:
 
 
 def write_all(file: FileIO, content: bytes | memoryview) -> None:
-    """Write all bytes to a file without a buffer, which may take fewer than it is given.
+    """Write all bytes to an unbuffered file, whose writes may be partial.
 
     A disk with room for a part of them takes that part without an error, and then no more.
 
@@ -74,7 +74,7 @@ def write_all(file: FileIO, content: bytes | memoryview) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable, which Windows does by itself."""
+    """Flush a file, or the names in a folder, to disk, which Windows does by itself."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Tensors of a network found in a file: its types, tied tensors, and foreign ones."""
+"""Matching of a file's tensors to a network: dtypes, tied tensors, and foreign ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class FittedNetwork(Mapping[str, Tensor]):
-    """A network on disk under the names of the network that it is.
+    """A network on disk under the tensor names of its architecture.
 
     It maps these names to tensors as they are stored. Each is read when it is asked for, and nobody
     keeps it; numbers that are not finite are refused.
@@ -50,7 +50,7 @@ class FittedNetwork(Mapping[str, Tensor]):
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """By name in the file, the name in the network."""
+        """The name in the network, by name in the file."""
         return {key: name for name, key in self.places.items()} | dict(self.again)
 
     def __iter__(self) -> Iterator[str]:
@@ -60,7 +60,7 @@ class FittedNetwork(Mapping[str, Tensor]):
         return len(self.places)
 
     def read(self, name: str) -> Tensor:
-        """One tensor, by its name in the network, as it is stored."""
+        """Read one tensor by its name in the network, in its stored dtype."""
         return self.stored.read(self.places[name])
 
     def __getitem__(self, name: str) -> Tensor:
@@ -77,11 +77,11 @@ class FittedNetwork(Mapping[str, Tensor]):
             )
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of one tensor, which is not read."""
+        """Return the shape of one tensor without reading it."""
         return self.stored.tensors[self.places[name]].shape
 
     def number(self, name: str) -> Tensor:
-        """One tensor in float32, to compute with."""
+        """Read one tensor in float32, for computation."""
         tensor = self[name]
         if not tensor.is_floating_point():
             return tensor
@@ -91,7 +91,7 @@ class FittedNetwork(Mapping[str, Tensor]):
 
 
 def are_finite(tensor: Tensor) -> bool:
-    """True if all numbers of a tensor are, which their sum shows without further memory.
+    """Return whether all entries of a tensor are finite, as its sum shows without extra memory.
 
     >>> are_finite(torch.tensor([1.0, -2.0])), are_finite(torch.tensor([torch.inf, -torch.inf]))
     (True, False)
@@ -103,7 +103,7 @@ def are_finite(tensor: Tensor) -> bool:
 def fit(
     stored: StoredNetwork, names: NetworkNames, prefix: str | None = None, others: Others = "refuse"
 ) -> FittedNetwork:
-    """Find the tensors of a network in a file, behind the one prefix with which all are there.
+    """Find the tensors of a network in a file, under the one prefix that fits all of them.
 
     Args:
         stored: what is on disk.
@@ -134,7 +134,7 @@ def fit(
 def _again(
     stored: StoredNetwork, names: NetworkNames, places: Mapping[str, str], renaming: Renaming
 ) -> dict[str, str]:
-    """Tied tensors that the file holds more than once."""
+    """Find the tied tensors that the file stores more than once."""
     firsts = names.aliases | {first: first for first in names.aliases.values()}
     repeated = {renaming.place(name): first for name, first in firsts.items()}
     return {p: first for p, first in repeated.items() if p in stored.tensors and p != places[first]}
@@ -162,7 +162,7 @@ def _check_ties(fitted: FittedNetwork) -> None:
 
 
 def _check_others(fitted: FittedNetwork, buffers: Collection[str], ignored: Sequence[str]) -> None:
-    """Numbers of something else would stay where they are while the network moves."""
+    """Refuse foreign tensors, which would not move with the network."""
     for name in fitted.others:
         tensor = fitted.stored.tensors[name]
         harmless = tensor.shape.numel() <= 1 or not tensor.dtype.is_floating_point

@@ -1,4 +1,4 @@
-"""The one way in which this package reads what torch has saved: tensors and plain data, no code."""
+"""The only loader of torch files in this package: tensors and plain data, no code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def load(path: str | Path, mmap: bool = False) -> Any:
-    """Load a file of torch to the CPU, without executing anything in it.
+    """Load a torch file to the CPU, without executing any of its code.
 
     Args:
         path: a file that `torch.save` or a Trainer has written.
@@ -34,7 +34,7 @@ def load(path: str | Path, mmap: bool = False) -> Any:
 
 
 def _is_whole(path: str | Path) -> bool:
-    """Tell whether all parts of an archive fit their CRC, which torch writes and does not check."""
+    """Return whether an archive matches its CRCs, which torch writes but does not check."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -43,7 +43,7 @@ def _is_whole(path: str | Path) -> bool:
 
 
 def describe_content(error: Exception) -> str:
-    """Why torch has not loaded a file, in half a sentence."""
+    """Explain in half a sentence why torch could not load a file."""
     foreign = re.search(r"GLOBAL (\S+)", str(error))
     name = "" if foreign is None else foreign[1]
     is_name = re.fullmatch(r"[\w.]{1,200}", name)
@@ -52,7 +52,7 @@ def describe_content(error: Exception) -> str:
 
 
 def read_json(path: Path, remedy: str = "it must be an object of JSON") -> dict[str, Any]:
-    """Read an object from a file of JSON.
+    """Read a JSON object from a file.
 
     Args:
         path: the file.
@@ -68,7 +68,7 @@ def read_json(path: Path, remedy: str = "it must be an object of JSON") -> dict[
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Parse JSON. What is nested too deeply is a `ValueError`, as all that is damaged.
+    """Parse JSON. Excessive nesting is a `ValueError`, like any other damage.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Names of the tensors of a network, and the names under which a file has them."""
+"""Names of the tensors of a network, and the corresponding names in a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NetworkNames:
 
     @classmethod
     def of(cls, module: nn.Module, base: str = "", ignored: Iterable[str] = ()) -> NetworkNames:
-        """Those of a module.
+        """Return the names of a module.
 
         Args:
             module: any network.
@@ -62,20 +62,20 @@ class NetworkNames:
 
 
 class Renaming(NamedTuple):
-    """A prefix that a file puts before all names, and a part that it leaves out."""
+    """A prefix that a file adds to all names, and a part that it omits."""
 
     prefix: str = ""
     left_out: str = ""
 
     def place(self, name: str) -> str:
-        """The name in the file."""
+        """Return the name in the file."""
         return self.prefix + name.removeprefix(self.left_out)
 
 
 def find_names(
     path: Path, stored: Mapping[str, Any], names: NetworkNames, prefix: str | None = None
 ) -> tuple[dict[str, str], Renaming]:
-    """Find the one prefix with which all tensors of a network are in a file, in their shapes.
+    """Find the one prefix under which a file has all tensors of a network in their shapes.
 
     Args:
         path: the file, for errors.
@@ -121,7 +121,7 @@ def _renamings(
 
 
 def _places(stored: Mapping[str, Any], names: NetworkNames, renaming: Renaming) -> dict[str, str]:
-    """Find the place of every tensor, of tied ones under any of their names."""
+    """Return the name in the file of every tensor, of tied ones under any of their names."""
     places = {}
     for name in names.tensors:
         aliases = [alias for alias, first in names.aliases.items() if first == name]

@@ -1,4 +1,4 @@
-"""The safetensors format: the tensors of a file, each read when it is asked for, and one writer."""
+"""The safetensors format: lazy reading of the tensors of a file, and one writer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """The size of its numbers in bytes."""
+        """The size of the tensor in bytes."""
         return self.shape.numel() * self.dtype.itemsize
 
 
@@ -63,7 +63,7 @@ class TensorFile:
 
 # ------------------------------------------------------------ reading
 def read_file(path: Path) -> TensorFile:
-    """Read the types and shapes in a safetensors file, in the order of the file, and no numbers."""
+    """Read the dtypes and shapes of a safetensors file, in file order, but no values."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -79,7 +79,7 @@ def read_file(path: Path) -> TensorFile:
 
 
 def read_bytes(path: Path, content: bytes) -> dict[str, Tensor]:
-    """The tensors of a file that is in memory.
+    """Return the tensors of a file in memory.
 
     Args:
         path: where it is from, for errors.
@@ -103,7 +103,7 @@ def _tensor(path: Path, name: str, dtype: str, shape: list[int], data: bytes | b
 
 
 def check_names(path: Path, names: Iterable[str]) -> None:
-    """Refuse names with control characters, which terminals obey when they are printed."""
+    """Refuse names with control characters, which terminals would execute when printed."""
     bad = next((name for name in names if not name.isprintable()), None)
     if bad is not None:
         raise ValueError(f"{path} names a tensor {bad!r}, with characters that cannot be printed.")
@@ -124,7 +124,7 @@ def _stored(path: Path, name: str, dtype_name: str, shape: list[int]) -> StoredT
 
 
 def _read(path: Path, name: str) -> Tensor:
-    """One tensor, in memory of its own: what stays mapped counts as memory once it is touched."""
+    """Read one tensor into its own memory: mapped pages would count as memory once touched."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -139,7 +139,7 @@ def _read(path: Path, name: str) -> Tensor:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors to a file that is new, and return once it is on the disk.
+    """Write tensors to a new file, and return once it is on disk.
 
     Args:
         path: where nothing may be.
@@ -153,7 +153,7 @@ def save_tensors(
 def write_file(
     path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a file that is new with one tensor in memory at a time, and return once it is on disk.
+    """Write a new file with one tensor in memory at a time, and return once it is on disk.
 
     The library would hold all of them, and a copy.
 
@@ -186,7 +186,7 @@ def write_file(
 
 
 def check_types(path: Path, types: Mapping[str, torch.dtype]) -> None:
-    """Refuse tensors of types that the format does not have.
+    """Refuse dtypes that the format does not support.
 
     Args:
         path: where they shall be written.
@@ -201,7 +201,7 @@ def check_types(path: Path, types: Mapping[str, torch.dtype]) -> None:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor as bytes on the CPU, without a copy if they are there in order.
+    """Return a tensor as bytes on the CPU, without a copy if it is there and contiguous.
 
     >>> bytes_of(torch.ones(2, dtype=torch.int16))
     tensor([1, 0, 1, 0], dtype=torch.uint8)

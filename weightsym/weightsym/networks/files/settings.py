@@ -1,4 +1,4 @@
-"""Configurations in YAML: read, or refused in one sentence that names the file and the line."""
+"""Configurations in YAML, or one sentence that names the file and line of an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEARLY = 0.85
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """A configuration as nested dicts.
+    """Read a configuration as nested dicts.
 
     Args:
         path: a file.
@@ -32,7 +32,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def settings_of_text(text: str, name: str) -> dict[str, Any]:
-    """A configuration from its text.
+    """Parse the text of a configuration.
 
     Args:
         text: YAML.
@@ -55,7 +55,7 @@ def settings_of_text(text: str, name: str) -> dict[str, Any]:
 
 
 def _check_size(text: str, name: str) -> None:
-    """Refuse what is nested deeply, or grows when its aliases are followed."""
+    """Refuse deep nesting, and aliases that expand to a large size."""
     sizes: dict[str | None, int] = {}
     groups: list[tuple[str | None, int]] = []  # those that are open: anchor, and size so far
     for event in yaml.parse(text, yaml.SafeLoader):
@@ -79,7 +79,7 @@ def _add(groups: list[tuple[str | None, int]], size: int) -> None:
 
 
 def config_files(typed: Sequence[str]) -> list[str]:
-    """The files that a command line names as configurations, and that are there.
+    """List the existing files that a command line names as configurations.
 
     Args:
         typed: the command line.
@@ -88,7 +88,7 @@ def config_files(typed: Sequence[str]) -> list[str]:
 
 
 def named_configs(typed: Sequence[str]) -> list[str]:
-    """Everything that a command line names as a configuration.
+    """List everything that a command line names as a configuration.
 
     Args:
         typed: the command line.
@@ -98,7 +98,7 @@ def named_configs(typed: Sequence[str]) -> list[str]:
 
 
 def _check_keys(settings: dict[str, Any], name: str) -> None:
-    """A class, or its arguments, under a misspelt key would be taken for something else."""
+    """Refuse misspelt keys of a class or its arguments, which would otherwise be plain values."""
     for where, group in _groups(settings, ""):
         for key, value in group.items():
             meant = _misspelt(str(key))
@@ -109,13 +109,13 @@ def _check_keys(settings: dict[str, Any], name: str) -> None:
 
 
 def _misspelt(key: str) -> str | None:
-    """Find the key that this nearly is, unlike `ckpt_path` and `data_path`."""
+    """Return the key that is nearly matched, but not by `ckpt_path` and `data_path`."""
     near = get_close_matches(key.lower(), _KEYS, 1, _NEARLY)
     return near[0] if near and key not in _KEYS else None
 
 
 def _groups(settings: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Every group that may stand for a class, under its full name, the outer ones first."""
+    """Yield every mapping that may describe a class, with its full name, outer ones first."""
     if isinstance(settings, dict):
         yield where, settings
         for key, value in settings.items():
@@ -130,7 +130,7 @@ def _groups(settings: Any, where: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _syntax(error: yaml.YAMLError) -> str:
-    """Describe what is wrong with the text and where, without the lines themselves."""
+    """Describe a syntax error and its position, without the text itself."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""A network on disk, whatever the format: its tensors, each read when it is asked for."""
+"""A network on disk in any format, whose tensors are read on demand."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _WEIGHTS = (
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Tell whether a folder looks like a network of Hugging Face."""
+    """Return whether a folder looks like a network of Hugging Face."""
     return (folder / "config.json").is_file()
 
 
 def has_weights(folder: Path) -> bool:
-    """Tell whether weights, or their index, lie in a folder of Hugging Face."""
+    """Return whether a Hugging Face folder contains weights or their index."""
     return (folder / _ONE).exists() or (folder / INDEX).exists()
 
 
 def weight_shards(folder: Path) -> dict[Path, set[str] | None]:
-    """The files with the weights, and the names that the index expects in each, if there is one."""
+    """Return the weight files, and the names that the index expects in each, if there is one."""
     if not is_hugging_face(folder):
         raise ValueError(f"{folder} is no folder of Hugging Face: it has no config.json.")
     if (folder / _ONE).is_file():
@@ -49,7 +49,7 @@ def weight_shards(folder: Path) -> dict[Path, set[str] | None]:
 
 
 def companions(folder: Path) -> list[Path]:
-    """Files that belong to the network beside its weights: configuration, tokenizer, texts.
+    """List the files beside the weights: configuration, tokenizer, texts.
 
     Weights in other formats are left out: they would be of another network.
     """
@@ -77,7 +77,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Find a file of the folder, and refuse links that lead out of it and of the cache."""
+    """Find a file of the folder, and refuse links that leave it and the cache."""
     path = folder / name
     if not path.is_file():
         raise ValueError(f"{folder} lacks {name}, which its index names.")
@@ -122,16 +122,16 @@ class StoredNetwork:
 
     @property
     def nbytes(self) -> int:
-        """The size of all numbers in bytes."""
+        """The size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def read(self, name: str) -> Tensor:
-        """One tensor, as it is stored."""
+        """Read one tensor in its stored dtype."""
         return self.tensors[name].read()
 
 
 def open_network(path: Path) -> StoredNetwork:
-    """See what is in a file (.safetensors, .pt, .pth, .ckpt) or a folder of Hugging Face.
+    """Open a file (.safetensors, .pt, .pth, .ckpt) or a folder of Hugging Face.
 
     Raises:
         ValueError: it is not there, damaged, or of no format that is known.
@@ -172,7 +172,7 @@ def _folder(path: Path) -> StoredNetwork:
 
 
 def _of_torch(path: Path) -> TensorFile:
-    """Tensors that stay on the disk until they are used, if torch has written an archive."""
+    """Map the tensors of a torch archive from disk."""
     state, _ = read_state(path, mmap=zipfile.is_zipfile(path))
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized:

@@ -1,4 +1,4 @@
-"""Write a network in the form of another one: at once or not at all, tensor by tensor."""
+"""Atomic writing of a network in the format of another one, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightsym.networks.files.stored import INDEX, StoredNetwork, companions
 
 
 def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> None:
-    """Refuse a target before the work begins.
+    """Refuse an invalid target before the computation begins.
 
     Args:
         target: what shall be written: a .safetensors file, or a folder if ``like`` is one.
@@ -46,7 +46,7 @@ def check_target(target: Path, like: StoredNetwork, overwrite: bool = False) -> 
 
 
 def check_path(path: Path, overwrite: bool) -> None:
-    """Refuse a path in a folder that is not there, or at which something is that must stay.
+    """Refuse a path in a missing folder, or one that exists and must not be overwritten.
 
     Args:
         path: what shall be written.
@@ -74,7 +74,7 @@ def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
 def write_like(
     like: StoredNetwork, target: Path, value: Callable[[str], Tensor], overwrite: bool = False
 ) -> None:
-    """Write a network with the names, types, metadata and files of another one.
+    """Write a network with the names, dtypes, metadata and files of another one.
 
     Args:
         like: the network whose form is taken.
