@@ -1,4 +1,4 @@
-"""Every private name of Lightning in this package, each with a test of its existence."""
+"""All private names of Lightning in this package, each with a test of its existence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SHARDING = {
 
 
 def should_log(trainer: Any) -> bool:
-    """Check whether ``log`` will reach the logger at this step (``log_every_n_steps``)."""
+    """Return whether ``log`` will reach the logger at this step (``log_every_n_steps``)."""
     return bool(trainer._logger_connector.should_update_logs)
 
 
 def log(module: Any, name: str, value: Any, **settings: Any) -> None:
-    """Log a number as `module.log` does, with Lightning's checks of its settings only once.
+    """Log a number like `module.log`, with Lightning's checks of its settings only once.
 
     Checks and copies take longer than a step of a small network.
 
@@ -53,7 +53,7 @@ def figure_step(trainer: Any) -> int:
 
 
 def cuts_epoch(checkpoint: Any) -> bool:
-    """Check whether a checkpoint was written in the last batch of an epoch.
+    """Return whether a checkpoint was written in the last batch of an epoch.
 
     Lightning continues from it without the end of that epoch, and repeats batches of the next one
     if the run is interrupted again.
@@ -72,7 +72,7 @@ def complete_last_batch(checkpoint: Any) -> None:
 
 
 def end_restored_epoch(trainer: Any) -> None:
-    """Validate if it is time, and call the hooks at the end of the restored epoch."""
+    """Validate if due, and call the hooks at the end of the restored epoch."""
     loop = trainer.fit_loop
     if loop.restarted_mid_epoch:
         loop.restarting = loop.epoch_loop.restarting = False  # the first alone fails with max_steps
@@ -82,14 +82,14 @@ def end_restored_epoch(trainer: Any) -> None:
 
 
 def made_by_cli() -> bool:
-    """Check whether LightningCLI is building a module, and so knows all arguments as YAML."""
+    """Return whether LightningCLI is building a module, and so knows all arguments as YAML."""
     from lightning.pytorch.core.mixins import hparams_mixin
 
     return hparams_mixin._given_hyperparameters.get() is not None
 
 
 def tests_datamodule(trainer: Any) -> bool:
-    """Check whether the loaders of a test are those of the trainer's datamodule."""
+    """Return whether the loaders of a test are those of the trainer's datamodule."""
     source = trainer.test_loop._data_source.instance
     return source is not None and source is trainer.datamodule
 

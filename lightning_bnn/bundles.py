@@ -24,7 +24,7 @@ _UNFINISHED = ".unfinished"
 
 
 class Damaged(ValueError):
-    """A bundle differs from its hashes or format."""
+    """Raised for a bundle that differs from its hashes or format."""
 
 
 def write_bundle(

@@ -147,7 +147,7 @@ CLUSTERS: dict[str, Callable[[Work], None]] = {
 
 @contextmanager
 def _checking_options(whom: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Turn errors of a cluster about its options into one sentence."""
+    """Convert a cluster's errors about its options to one sentence."""
     try:
         yield
     except Exception as error:
@@ -165,7 +165,7 @@ def _alone(task: Task, job: Any, folder: str) -> None:
 
 
 def _result(get: Callable[[], Any]) -> None:
-    """Wait for a job, and turn its error into one sentence with the last line of its message."""
+    """Wait for a job, and convert its error to one sentence with the last line of its message."""
     try:
         get()
     except Exception as error:

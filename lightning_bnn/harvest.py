@@ -50,7 +50,7 @@ class Schedule:
         check_count("start", self.start, 0)
 
     def after_step(self, before: int, step: int) -> bool:
-        """Check whether to collect, given the counts of steps before and now."""
+        """Return whether to collect, given the counts of steps before and now."""
         if step <= before or step < self.start:
             return False
         if self.at is not None:
@@ -59,7 +59,7 @@ class Schedule:
         return n is not None and step // n > before // n
 
     def after_epoch(self, epochs: int) -> bool:
-        """Check whether to collect after a number of epochs."""
+        """Return whether to collect after a number of epochs."""
         n = self.every_n_epochs
         return n is not None and epochs >= self.start and epochs % n == 0
 
@@ -93,7 +93,7 @@ def expected(schedule: Schedule, trainer: Any) -> int | float:
 
 
 def ends(trainer: Any) -> bool:
-    """Check whether this step, or the epoch that has just ended, is the last of a fit."""
+    """Return whether this step, or the epoch that has just ended, is the last of a fit."""
     epochs, steps = trainer.current_epoch + 1, trainer.global_step
     if trainer.should_stop:
         return epochs >= (trainer.min_epochs or 0) and steps >= (trainer.min_steps or 0)

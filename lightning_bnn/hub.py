@@ -103,7 +103,7 @@ def from_hub(
     network: nn.Module | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Posterior | CheckpointBank:
-    """Download what `push_to_hub` has uploaded, and no other files of the repository.
+    """Download a `push_to_hub` upload, and no other files of the repository.
 
     Args:
         repo_id: ``user/name``, or a folder of `write_folder`.

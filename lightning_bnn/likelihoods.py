@@ -149,7 +149,7 @@ class Categorical(Likelihood):
 
     @property
     def of_sequences(self) -> bool:
-        """Check whether examples are sequences: of next tokens, or with some that do not count."""
+        """True if examples are sequences: with next-token targets, or with ignored positions."""
         return self.next_token or self.ignore_index is not None
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Categorical(Likelihood):
         return (logits[..., :-1, :] if self.next_token else logits).flatten(1, -2)
 
     def rows(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs at all positions that count, ``(..., rows, classes)``, and their targets.
+        """Return outputs at all counted positions, ``(..., rows, classes)``, and their targets.
 
         Args:
             outputs: of networks, ``(..., batch, ...)``.
@@ -279,7 +279,7 @@ class Categorical(Likelihood):
 
 
 def _check_range(targets: Tensor, classes: int) -> None:
-    """Refuse unknown classes, if the targets can be read without waiting."""
+    """Refuse unknown classes, if the targets can be read without synchronisation."""
     if _can_be_seen(targets) and targets.numel():
         low, high = (int(t) for t in targets.aminmax())
         if low < 0 or high >= classes:
@@ -290,7 +290,7 @@ def _check_range(targets: Tensor, classes: int) -> None:
 
 
 def _can_be_seen(targets: Tensor) -> bool:
-    """Check whether values can be read without waiting, unlike those on devices or in a vmap."""
+    """Return whether values can be read without synchronisation, unlike on devices or in vmap."""
     return targets.device.type == "cpu" and not is_batchedtensor(targets)
 
 

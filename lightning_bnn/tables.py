@@ -63,7 +63,7 @@ class Table:
         digits: int | Mapping[str, int] = 3,
         note: str = "",
     ) -> Table:
-        """Build a table from rows that name their cells, all in the same order.
+        """Build a table from rows of named cells, all in the same order.
 
         >>> Table.of("", [{"method": "SWAG", "error": 1.0}]).header
         ['method', 'error']
@@ -177,7 +177,7 @@ def _shown(cell: Cell, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Round to a number of decimals, except where only zeros or noise would remain.
+    """Round to a number of decimals, unless only zeros or noise would remain.
 
     >>> _rounded(0.12345, 2), _rounded(1e-9, 2), _rounded(0.0, 2), _rounded(1e15, 2)
     ('0.12', '1e-09', '0.00', '1e+15')

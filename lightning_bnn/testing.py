@@ -54,7 +54,7 @@ _GeneratorKind: Any = type(torch.Generator)
 
 
 def register(draws_of_cpu: bool = False) -> None:
-    """Register two such devices with torch, and reset their random numbers.
+    """Register two fake devices with torch, and reset their random numbers.
 
     Args:
         draws_of_cpu: share the random numbers of the CPU, for equal results.
@@ -231,7 +231,7 @@ class _Generator(_TorchGenerator, metaclass=_AnyGenerator):
 
 # ------------------------------------------------------------ operations
 def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation, on a device if its tensors or the target are ours."""
+    """Return the result of an operation, on a fake device if its tensors or target are there."""
     name, draws, aliases, composite = _facts(operation)
     if composite:  # in inference mode
         return operation.decompose(*args, **kwargs)
@@ -253,7 +253,7 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _inside(value: Any, met: dict[torch.device, None]) -> Any:
-    """Replace tensors by their CPU memory, and record devices that can disagree."""
+    """Replace tensors by their CPU memory, and record conflicting devices."""
     container = type(value)
     if container is PretendedTensor:
         met[value.device] = None
@@ -323,7 +323,7 @@ def _overloads(name: str) -> list[Any]:
 
 
 def _autocast(operation: Any, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
-    """Register an operation for autocast, in a precision or in the lower one."""
+    """Register an operation for autocast, in a fixed or in the lower precision."""
     dtype = dtype or torch.get_autocast_dtype(NAME)
 
     def cast(value: Any) -> Any:

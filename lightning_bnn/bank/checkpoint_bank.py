@@ -115,12 +115,12 @@ class CheckpointBank:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """The layers: shapes of the weights of one network, without buffers."""
+        """The layers: the shapes of one network's weights, without buffers."""
         return {name: t.shape for name, t in self._manifest.layout.items() if t.is_weight}
 
     @property
     def stored_as(self) -> torch.dtype | None:
-        """The type in which weights are stored, None for their own."""
+        """The dtype in which weights are stored, or None for their own."""
         return self._manifest.dtype
 
     @property
@@ -145,7 +145,7 @@ class CheckpointBank:
     def __getitem__(
         self, rows: SupportsIndex | slice | Sequence[SupportsIndex] | Tensor | NDArray[Any]
     ) -> Params:
-        """Read one network, or a stack of some (indices, or a mask of all), in their own types."""
+        """Read one network, or a stack of some (indices, or a mask of all), in their own dtypes."""
         if isinstance(rows, slice):
             start, stop, step = rows.indices(self.rows)  # the same ones if the bank grows meanwhile
             if step == 1:
@@ -168,7 +168,7 @@ class CheckpointBank:
         return copies
 
     def layer(self, name: str, rows: slice = slice(None)) -> Tensor:
-        """Return one tensor of some networks, ``(rows, *shape)``, in its own type.
+        """Return one tensor of some networks, ``(rows, *shape)``, in its own dtype.
 
         It may share memory with the bank's view of the file: clone it before you change it in
         place, or use it after another process may have truncated the bank, as a resumed run does.

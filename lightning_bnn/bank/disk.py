@@ -19,7 +19,7 @@ class Locked(ValueError):
 
 
 class WriterLock:
-    """A lock on a folder, from construction to `release`.
+    """A lock on a folder, held from construction to `release`.
 
     Args:
         path: the folder, created if it does not exist.
@@ -73,7 +73,7 @@ _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def require_room(folder: Path, size: int) -> None:
-    """Raise an error if a write would leave too little free space for other files.
+    """Raise an error if a write would leave too little free disk space.
 
     Raises:
         OSError: the same as when the disk is full.
@@ -83,7 +83,7 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Check whether the disk, or the user's quota on it, is full."""
+    """Return whether the disk, or the user's quota on it, is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

@@ -228,7 +228,7 @@ class Manifest:
                 raise ValueError(f"`{name}` is {tensor.dtype}, but the bank stores {dtype}.")
 
     def stored(self, name: str, tensor: Tensor) -> Tensor:
-        """Convert a tensor to its stored type, on the CPU."""
+        """Convert a tensor to its stored dtype, on the CPU."""
         stored = self.layout[name].stored
         result = tensor.detach().to("cpu", stored)
         if _overflows(tensor, stored):
@@ -288,7 +288,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def type_named(name: str) -> torch.dtype:
-    """Return the type of torch with a name, such as ``"float32"``."""
+    """Return the dtype of torch with a given name, such as ``"float32"``."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not _is_storable(dtype):
         raise ValueError(f"{str(name)[:80]!r} is not a type of numbers")
@@ -297,7 +297,7 @@ def type_named(name: str) -> torch.dtype:
 
 @functools.cache
 def _is_storable(dtype: torch.dtype) -> bool:
-    """Check whether torch converts numbers to a type, unlike quantised and half-byte ones."""
+    """Return whether torch converts values to a dtype, unlike quantised and half-byte ones."""
     try:
         torch.zeros(1, device="cpu").to(dtype)
     except RuntimeError:
@@ -306,12 +306,12 @@ def _is_storable(dtype: torch.dtype) -> bool:
 
 
 def _stored_type(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    """Return the type on disk, which for integers and complex numbers is their own."""
+    """Return the dtype on disk: the stored one for floats, their own for other tensors."""
     return wanted if wanted is not None and dtype.is_floating_point else dtype
 
 
 def _overflows(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Check whether a type is too narrow for finite numbers: some become infinite or saturate.
+    """Return whether finite values would overflow or saturate in a narrower dtype.
 
     Numbers are compared in parts, to save memory.
     """

@@ -113,7 +113,7 @@ def _second_half(jobs: Sequence[Job], folder: Path) -> None:
 
 
 def has_screen() -> bool:
-    """Check for a user at a terminal with a screen that can show a page."""
+    """Return whether the user is at a terminal with a screen that can show a page."""
     graphical = {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
 

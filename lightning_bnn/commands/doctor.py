@@ -66,7 +66,7 @@ def doctor(
 
 
 def _check(evidence: Evidence, config: Path) -> None:
-    """Refuse data that the network cannot take, before everything is skipped for that reason."""
+    """Refuse data that the network cannot take, since every check would be skipped."""
     try:
         _ = evidence.on_held_out
     except NotPossible as reason:
@@ -164,7 +164,7 @@ def _temperature(arguments: Mapping[str, Any], optimizer: Mapping[str, Any]) -> 
 
 
 def _number(value: Any, otherwise: Any = 1.0) -> Any:
-    """Read a number of a configuration, also ``1e-3``, which YAML reads as a word."""
+    """Read a number from a configuration, also ``1e-3``, which YAML reads as a string."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -177,6 +177,6 @@ def _size(problem: Problem) -> int | None:
 
 
 def _curves(location: Location) -> Mapping[str, Sequence[float]]:
-    """Read the curves of the callback, if it has watched the run."""
+    """Read the curves of the callback, if the run used it."""
     file = location.beside(REPORT_FILE)
     return {} if file is None else Report.read(file).curves

@@ -125,7 +125,7 @@ def numbers_by_method(comparison: Comparison) -> dict[str, Numbers]:
 
 
 def cost_of(location: Location) -> dict[str, float]:
-    """Read the cost of a run, if the callback `TrainingCost` has watched it."""
+    """Read the cost of a run, if it used the callback `TrainingCost`."""
     file = location.beside(COST_FILE)
     return {} if file is None else read_json(file)
 
@@ -170,7 +170,7 @@ def _findings(
 
 
 def _why_unranked(reference: str, gold: bool | None, settings: Mapping[str, Any]) -> str:
-    """Explain why distances to a reference are not ranked, in an empty string if they are.
+    """Explain why distances to a reference are not ranked, or return an empty string.
 
     References of lightning-bnn-data have a verdict. A user's own is judged by the agreement of its
     chains.

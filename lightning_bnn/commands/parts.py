@@ -112,7 +112,7 @@ def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path, tick: Callable[[], None]) -> Iterator[None]:
-    """Wait until no other process trains there, such as a job of a killed command."""
+    """Wait until no other process trains in a folder, such as a job of a killed command."""
     lock = _lock(folder)
     if lock is None:
         _log.warning("%s: another process trains these members; waiting for it.", folder)
@@ -212,10 +212,10 @@ class FullHarvester(CheckpointHarvester):
 
 
 class CheckpointsBeforeTheEnd(ModelCheckpoint):
-    """Checkpoints without one at the end, from which a run would do and store nothing."""
+    """A checkpoint callback without a save at the end, since a resumed run would do nothing."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
-        """Save a checkpoint if it is time."""
+        """Save a checkpoint if due."""
         if not ends(trainer):
             super().on_train_batch_end(trainer, *more)
 

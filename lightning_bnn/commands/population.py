@@ -141,7 +141,7 @@ def _merging(parts: Sequence[Part], target: CheckpointBank) -> Iterator[Callable
 
 
 def _merge(part: Part, target: CheckpointBank) -> None:
-    """Append the missing networks, so that a kill in between neither loses nor doubles any."""
+    """Append the missing networks, so that an interruption neither loses nor repeats any."""
     if not part.bank.is_dir():
         return  # its networks are in the bank
     left_out = (part.summary or {})["left_out"]
@@ -321,7 +321,7 @@ def _recorded_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Check whether a file is a user's own, and not the remains of a killed command."""
+    """Return whether a file is a user's own, and not the remains of a killed command."""
     return path.name != ".lock" and not path.name.startswith(".population.json.")
 
 

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The commands with which a user trains the same."""
+        """The shell commands for the same training."""
         changes = "".join(f" --{name} {value}" for name, value in self.overrides.items())
         preset = f"{program_of(self.package)} presets {self.preset} > {self.preset}.yaml"
         return f"{preset}; lightning-bnn fit -c {self.preset}.yaml{changes}"
@@ -120,7 +120,7 @@ class StoredRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has finished with the settings of the job."""
+        """True if the run has finished with the settings of the job."""
         file = self.folder / "finished"
         return file.is_file() and file.read_text() == self.job.key
 
@@ -137,7 +137,7 @@ class StoredRun:
 
 @contextmanager
 def beside(work: Callable[..., Any], *args: Any) -> Iterator[None]:
-    """Run a function in another process, which ends with the block.
+    """Run a function in another process, which is terminated with the block.
 
     The caller afterwards does whatever remains, or reports why it cannot.
 
@@ -188,7 +188,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, line: int = 0) -> dict[str, Stor
 
 
 def _prepared(run: StoredRun) -> bool:
-    """Check whether a run has finished, and remove one that cannot be continued.
+    """Return whether a run has finished, and remove one that cannot be continued.
 
     A run with other settings is removed, and so is one killed before its first checkpoint, whose
     draws in a bank are useless.
@@ -247,7 +247,7 @@ def _newest(paths: Iterable[Path]) -> Path:
 
 
 class _NowAndThen(ModelCheckpoint):
-    """Saves every few seconds and at the end, since epochs may be shorter than a save."""
+    """A checkpoint callback that saves every few seconds and at the end, for short epochs."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -262,7 +262,7 @@ class _NowAndThen(ModelCheckpoint):
 
 
 class _Epochs(L.Callback):
-    """Moves the bar of all runs, at once over epochs from before an interruption."""
+    """A callback that moves the bar of all runs, at once over epochs before an interruption."""
 
     def __init__(self, bar: Any) -> None:
         self.bar = bar

@@ -71,12 +71,12 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def instantiate_classes(self) -> None:
-        """Report in one sentence objects that cannot be made as configured."""
+        """Report in one sentence objects that cannot be built from the configuration."""
         with building("What is configured"):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Name the settings in errors, as Lightning does not always do."""
+        """Name the settings in errors, which Lightning does not always do."""
         settings = self._get(self.config, "trainer")
         with building(f"`trainer` ({_changed(settings)})"):
             return super().instantiate_trainer(**_logging(settings), **kwargs)
@@ -372,7 +372,7 @@ def _problem(path: str, wanted: tuple[type, ...]) -> Refusal | None:
 
 
 def _subclasses(classes: tuple[type, ...]) -> Iterator[type]:
-    """List all imported subclasses, which bare names may denote."""
+    """List all imported subclasses, to which bare names may refer."""
     for base in classes:
         yield base
         yield from _subclasses(tuple(base.__subclasses__()))

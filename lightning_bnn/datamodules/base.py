@@ -110,7 +110,7 @@ class TensorLoader:
         return RawBatch(self.inputs[:rows], self.targets[:rows])
 
     def whole(self) -> TensorLoader:
-        """Yield all examples of all processes, in order and without augmentation."""
+        """Return a loader of all examples of all processes, in order, without augmentation."""
         return TensorLoader(self.inputs, self.targets, self.batch_size, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -346,7 +346,7 @@ class DataModule(L.LightningDataModule, ABC):
         return MemberBatch(inputs, batch.targets) if batch.per_member else (inputs, batch.targets)
 
     def prepared(self, loader: TensorLoader) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of a loader as networks take them, without a trainer."""
+        """Yield batches of a loader prepared for networks, without a trainer."""
         return (self.on_after_batch_transfer(batch, 0) for batch in loader)
 
     def normalise(self, inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Evaluation of posteriors: predictions of draws, their numbers, comparison with a reference."""
+"""Evaluation of posteriors: predictions, their metrics, comparison with a reference."""
 
 from typing import TYPE_CHECKING
 

@@ -102,7 +102,7 @@ def compare(
 
 # ------------------------------------------------------------ tables and figures
 def findings_of(comparison: Comparison) -> Findings:
-    """Tables of distances and of predictions, what was compared, and their picture."""
+    """Return tables of distances and predictions, the settings, and a figure."""
     settings = comparison.settings
     advice = advice_table(comparison)
     tables = {
@@ -117,7 +117,7 @@ def findings_of(comparison: Comparison) -> Findings:
 
 
 def _predictions(comparison: Comparison) -> dict[str, Table]:
-    """The quality of predictions, also once calibrated, or P1's two tables under its protocol."""
+    """Return tables of predictions, also after calibration, or P1's two tables in its protocol."""
     settings = comparison.settings
     names = {name for row in comparison.rows for name in row.numbers}
     predicted, calibrated = (columns_of(names, group) for group in ("predicted", "calibrated"))
@@ -137,7 +137,7 @@ def _predictions(comparison: Comparison) -> dict[str, Table]:
 
 
 def _table(title: str, comparison: Comparison, columns: Mapping[str, Column], note: str) -> Table:
-    """Rows of one mode, of all modes, of what has failed, and noise floors of pooled networks."""
+    """Return a table with rows for single modes, all modes, failures and noise floors."""
     order = [*_MODES, FAILED]
     rows: list[tuple[dict[str, Cell], Mapping[str, Any]]] = [
         ({"mode": _MODES.get(row.mode, ""), "method": row.method}, row.numbers)
@@ -160,7 +160,7 @@ def _note(of_predictions: str) -> str:
 
 
 def _compared(settings: Mapping[str, Any]) -> Table:
-    """The origin of every number."""
+    """Return a table of the origin of every number."""
     keys = ("kind", "made", "modes", "rows", "sha256", "path")
     rows: list[list[Cell]] = [
         [name, *(str(origin.get(key, "")) for key in keys)]
@@ -175,7 +175,7 @@ def _compared(settings: Mapping[str, Any]) -> Table:
 
 # ------------------------------------------------------------ figures
 def metrics_figure(comparison: Comparison, chosen: Sequence[str] = ()) -> Any:
-    """Draw distances and numbers of predictions with their errors, and noise.
+    """Draw distances and metrics of predictions with their errors, and the noise.
 
     Args:
         comparison: any.
@@ -211,7 +211,7 @@ def metrics_figure(comparison: Comparison, chosen: Sequence[str] = ()) -> Any:
 
 
 def _bands(comparison: Comparison) -> dict[str, Any]:
-    """Noise around zero, two deviations of it: of the most networks, or of the fewest modes."""
+    """Return noise bands of two deviations around zero, for the most networks or fewest modes."""
     floors, modes = comparison.floors, {row.seeds for row in comparison.rows}
     bands = {}
     for name, key in (("law", "mmd"), ("ns_law", "ns"), ("mmd", "mmd"), ("ns", "ns")):
@@ -223,7 +223,7 @@ def _bands(comparison: Comparison) -> dict[str, Any]:
 
 
 def _in_words(unit: str) -> str:
-    """Arrows as words.
+    """Replace arrows by words.
 
     >>> _in_words("% ↑"), _in_words("↓"), _in_words("nats x 100")
     ('%, more is better', 'less is better', 'nats x 100')

@@ -1,4 +1,4 @@
-"""Scores of any posteriors on disk beside a reference, computed once and then read."""
+"""Scores of posteriors on disk beside a reference, computed once and cached."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from weightsym.params import Params, is_weight, keyed_generator
 
 @dataclass(frozen=True)
 class Row:
-    """The numbers of one posterior, of one of its modes or of all.
+    """The metrics of one posterior, for one mode or for all of them.
 
     Attributes:
         method: name of the posterior.
@@ -74,7 +74,7 @@ def rows_of(
     predicted: Any = None,
     validation: StoredBatches | None = None,
 ) -> list[Row]:
-    """Make a row for single modes (with deviations) and one for all together (jackknife).
+    """Return a row for single modes (with deviations) and one for all together (jackknife).
 
     Args:
         posterior: what is compared.
@@ -107,7 +107,7 @@ def rows_of(
 
 
 def _at_most(posterior: StoredPosterior, reference: Reference) -> StoredPosterior:
-    """Draw as many modes as networks are wanted, if there are more modes."""
+    """Draw ``samples`` modes if there are more."""
     count = len(posterior.modes)
     if count <= reference.samples:
         return posterior
@@ -117,7 +117,7 @@ def _at_most(posterior: StoredPosterior, reference: Reference) -> StoredPosterio
 
 @torch.no_grad()
 def _drawn(posterior: StoredPosterior, reference: Reference) -> tuple[Params, list[int]]:
-    """Networks of all modes as one stack, and how many each mode has."""
+    """Return the networks of all modes as one stack, and their number in each mode."""
     draws = (draw(m, reference.samples, reference.seed, k) for k, m in enumerate(posterior.modes))
     stacks = [{name: t for name, t in stack.items() if is_weight(name, t)} for stack in draws]
     every = {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
@@ -129,7 +129,7 @@ def _drawn(posterior: StoredPosterior, reference: Reference) -> tuple[Params, li
 def _pooled(
     every: Params, sizes: Sequence[int], reference: Reference, share: int
 ) -> dict[str, Numbers]:
-    """Distances of pooled networks as in P1: of all modes as many networks as of one."""
+    """Return the distances of pooled networks as in P1: as many of all modes as of one."""
     alone = torch.arange(sum(sizes)).split(list(sizes))
     shared = [rows[:share] for rows in alone]
     single = alone if min(sizes) >= 2 else ()
@@ -153,7 +153,7 @@ def _quality(
     predicted: Any,
     validation: StoredBatches | None,
 ) -> dict[str, Numbers]:
-    """Compute every metric of the predictions of one mode and of all modes, if there are data."""
+    """Compute the metrics of predictions for single modes and for all, if there are data."""
     if not sets:
         return {}
     if not posterior.knows_its_noise():
@@ -193,7 +193,7 @@ def _quality(
 def _predictions(
     posterior: StoredPosterior, reference: Reference, sets: Sequence[StoredBatches], share: int
 ) -> list[list[Any]]:
-    """Predict every set by all networks of each mode, and by its share of those of all modes."""
+    """Predict every set by all networks of each mode, and by its share in the mixture."""
     return [
         predictions_of_mode(
             mode, posterior.network, posterior.likelihood, sets, (reference.samples, share),
@@ -204,7 +204,7 @@ def _predictions(
 
 
 def _calibration(validated: Predictions, seed: int) -> Any:
-    """Calibrate without warnings, since tables show the numbers."""
+    """Calibrate without warnings, since the tables show the same facts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return calibrated(validated, seed=seed)
@@ -220,7 +220,7 @@ RowsAndOrigin = tuple[list[Row], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison, and all that decides them.
+    """The rows of a comparison, and the settings that determine them.
 
     Attributes:
         rows: of all posteriors.
@@ -254,7 +254,7 @@ def collect(
     network: nn.Module | None = None,
     likelihood: nn.Module | None = None,
 ) -> Comparison:
-    """Compare posteriors with a reference; those that fail have rows, too.
+    """Compare posteriors with a reference, with rows for failures, too.
 
     Args:
         reference: networks that stand for the posterior: a location, or what `Posterior.of` takes.
@@ -306,7 +306,7 @@ def collect(
 
 
 def _identity(reference: Location | Any, config: Path | None, options: Options) -> dict[str, Any]:
-    """What decides the numbers besides the reference's networks and the data."""
+    """Return the settings that determine the results besides networks and data."""
     return {
         "reference_sha256": reference.digest() if isinstance(reference, Location) else "in memory",
         "config": None if config is None else str(config),
@@ -318,7 +318,7 @@ def _identity(reference: Location | Any, config: Path | None, options: Options) 
 
 
 def _floors(rows: Sequence[Row], reference: Reference) -> dict[int, Numbers]:
-    """Noise floors of as many networks as rows have, if the reference can be split."""
+    """Return noise floors for the sizes of the rows, if the reference can be split."""
     if reference.size < 4 or reference.has_chains:
         return {}
     counts = {row.seeds for row in rows if "law" in row.numbers}
@@ -332,7 +332,7 @@ def _all_rows(
     folder: Path | None,
     compute: Callable[[str, Location | Any], RowsAndOrigin],
 ) -> tuple[list[Row], dict[str, Mapping[str, Any]]]:
-    """The rows of all posteriors, one after the other, and where each is from."""
+    """Return the rows of all posteriors in order, and the origin of each."""
     rows: list[Row] = []
     origins: dict[str, Mapping[str, Any]] = {}
     for name, source in (bar := tqdm(list(sources.items()), desc="posteriors")):
@@ -351,7 +351,7 @@ def _all_rows(
 
 
 def _source(source: Any) -> Location | Any:
-    """Return the location that a path names, and any other source as it is."""
+    """Return the location that a path names, and any other source unchanged."""
     return Location.of(str(source)) if isinstance(source, (str, Path)) else source
 
 
@@ -385,7 +385,7 @@ def _problem(
     network: nn.Module | None,
     likelihood: nn.Module | None,
 ) -> tuple[Path | None, Problem]:
-    """The problem that sources share, and the configuration that it was read from, if any."""
+    """Return the common problem of the sources, and the configuration that defines it, if any."""
     if data is None or isinstance(data, (str, Path)):
         config = _config(sources) if data is None else Path(data)
         return config, read_problem(config)
@@ -409,7 +409,7 @@ def _config(sources: Sequence[Location | Any]) -> Path:
 def _computed(
     name: str, source: Location | Any, compute: Callable[[str, Location | Any], RowsAndOrigin]
 ) -> RowsAndOrigin:
-    """Compute the rows of a posterior, or one that says why it failed."""
+    """Compute the rows of a posterior, or one that explains its failure."""
     try:
         with quiet():
             return compute(name, source)
@@ -425,7 +425,7 @@ def _store(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _stored(path: Path, key: Any) -> RowsAndOrigin | None:
-    """Read what an earlier call with the same key has written, unless it is damaged."""
+    """Read the cached result of an earlier call with the same key, unless it is damaged."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
         if content["key"] != key:

@@ -1,4 +1,4 @@
-"""Networks that are drawn from the modes of a posterior, and what they predict."""
+"""Networks drawn from the modes of a posterior, and their predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Batches = Iterable[tuple[Any, Tensor]]
 
 
 def draw(mode: Posterior, count: int, *key: int | str) -> Params:
-    """Draw networks of a mode in random order, or all of a mode that is made of fewer.
+    """Draw networks of a mode in random order, or all if it has fewer.
 
     Args:
         mode: draws the networks.
@@ -46,7 +46,7 @@ def predictions_of_mode(
     *key: int | str,
     device: str | torch.device = "cpu",
 ) -> list[list[Any]]:
-    """Predict every data set by the first networks of a mode, once for every number of networks.
+    """Predict every data set by the first networks of a mode, for several numbers of them.
 
     Args:
         mode: draws networks, or predicts in a way of its own.
@@ -85,7 +85,7 @@ def predictions_of_mode(
 
 
 def predictor_of(mode: Posterior, count: int, *key: int | str) -> Predictor:
-    """Networks predict in the random order of `draw`, so that the first few are like all.
+    """Return a predictor with networks in the random order of `draw`.
 
     Args:
         mode: draws networks, or predicts in a way of its own.

@@ -18,7 +18,7 @@ _GROUPS = 20
 
 
 def over_modes(numbers: Sequence[Mapping[str, float]]) -> Numbers:
-    """Mean and standard deviation of every number over modes."""
+    """Return mean and standard deviation of every metric over modes."""
     return {
         name: spread(torch.tensor([of_mode[name] for of_mode in numbers], dtype=torch.float64))
         for name in numbers[0]
@@ -38,7 +38,7 @@ def left_out(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def jackknife(whole: Mapping[str, float], left: Sequence[Mapping[str, float]]) -> Numbers:
-    r"""Numbers of all parts, with standard errors from leaving out one at a time.
+    r"""Return the metrics of all parts, with standard errors from leaving out one at a time.
 
     .. math:: s^2 = \frac{K - 1}{K} \sum_k (\theta_{-k} - \bar\theta)^2
 
@@ -58,7 +58,7 @@ def _with_errors(
     others: Sequence[Mapping[str, float]],
     error: Callable[[Tensor], Tensor],
 ) -> Numbers:
-    """Attach errors to numbers, from what they are in other parts or samples, NaN without any."""
+    """Attach errors to metrics from those of other parts or samples, NaN without any."""
     columns = {name: torch.tensor([o[name] for o in others], dtype=torch.float64) for name in whole}
     return {
         name: Measured(number, float(error(columns[name])) if others else math.nan)
@@ -72,7 +72,7 @@ def bootstrap(
     repeats: int = 50,
     seed: int = 0,
 ) -> Numbers:
-    """Numbers of all examples, with standard deviations over examples drawn again.
+    """Return the metrics of all examples, with standard deviations over bootstrap samples.
 
     Args:
         sizes: of the data sets.

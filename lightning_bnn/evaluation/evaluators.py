@@ -1,4 +1,4 @@
-"""Numbers of predictions: batch by batch in validation and test, and of any examples in tables."""
+"""Metrics of predictions: by batch in validation and test, and of any examples in tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TestSet = tuple[str, str]
 
 
 def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
-    """Name the test loaders as the datamodule's ``test_sets`` says, else as ID and OOD sets.
+    """Name the test loaders by the datamodule's ``test_sets``, else as ID and OOD sets.
 
     Args:
         datamodule: where the loaders are from, if it is known.
@@ -59,7 +59,7 @@ Score = Literal["max_probability", "entropy", "mutual_information"]
 
 
 class Evaluator(nn.Module):
-    """Collects predictions on several sets, and computes every number of each.
+    """Collects predictions on several sets, and computes every metric of each.
 
     Of examples with classes at several positions the numbers are means over positions, and
     ``sequence_nll`` is that of whole examples, where the likelihood says that they are sequences.
@@ -101,7 +101,7 @@ class Evaluator(nn.Module):
         self.detection = M.OODDetection(None, ood) if ood and kind.spread else None
 
     def needs_targets(self, index: int) -> bool:
-        """Tell whether targets of a set are compared with predictions, or say which count."""
+        """Return whether targets of a set are compared with predictions, or select positions."""
         marks = getattr(self.likelihood, "ignore_index", None) is not None
         return self.sets[index][1] != "ood" or marks
 
@@ -126,7 +126,7 @@ class Evaluator(nn.Module):
             self.detection.update_id(detecting(scores))
 
     def _scores(self, outputs: Tensor, targets: Tensor | None, role: str) -> Scores:
-        """Scores of every example, or of every position that counts."""
+        """Return the scores of every example, or of every counted position."""
         likelihood = self.likelihood
         of_sequences: Scores = {}
         if isinstance(likelihood, Categorical):
@@ -141,7 +141,7 @@ class Evaluator(nn.Module):
         return Predictions.of(likelihood, outputs, targets).scores() | of_sequences
 
     def values(self) -> dict[str, Tensor]:
-        """Compute every number under the name of its set, without a prefix for the first set."""
+        """Compute every metric under the name of its set, without a prefix for the first set."""
         values: dict[str, Tensor] = {}
         for index, (name, _) in enumerate(self.sets):
             metrics: Any = self.metrics[index]
@@ -155,7 +155,7 @@ class Evaluator(nn.Module):
 
 
 def detecting(scores: Scores, score: Score = "max_probability") -> Tensor:
-    """Choose the score by which OOD examples are detected.
+    """Select the score for OOD detection.
 
     Args:
         scores: of classes or numbers.
@@ -180,7 +180,7 @@ def numbers_of(
     target_std: Tensor | None = None,
     calibration: Any = None,
 ) -> NumbersOf:
-    """Return a function that gives the numbers of some examples from scores that are computed once.
+    """Return a function that computes the metrics of some examples from precomputed scores.
 
     Args:
         sets: predictions in distribution with targets, and out of distribution if there are any.
@@ -217,7 +217,7 @@ def numbers_of(
 
 
 def _spread_and_detection(sets: Sequence[Scores], score: Score) -> dict[str, float]:
-    """What networks disagree about in and out of distribution, and how well that is detected."""
+    """Return the disagreement of networks on ID and OOD examples, and its quality of detection."""
     values = {
         f"{prefix}{name}": float(scores[key].mean())
         for prefix, scores in zip(("id", "ood"), sets, strict=False)

@@ -1,4 +1,4 @@
-"""What a population of networks shows: mass that rescaling saves, pairs of functions, units."""
+"""Findings on populations: mass removed by rescaling, similarity of functions, large weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weightsym.params import Params
 
 @dataclass(frozen=True)
 class Population:
-    """Networks, and what belongs to them.
+    """Networks with their template, symmetries and data.
 
     Attributes:
         networks: a stack.
@@ -155,7 +155,7 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
 
 
 def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
-    """The differences of all pairs of networks, in and out of distribution, by set."""
+    """Return the differences of all pairs of networks, in and out of distribution, by set."""
     ood_set = population.problem.ood_set(ood)
     if ood_set is None:
         raise ValueError("`ood`: the data have no set that is out of distribution.")
@@ -172,7 +172,7 @@ def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
 
 
 def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> tuple[float, float]:
-    """Correlation over pairs, and its p-value by the Mantel test.
+    """Return the correlation over pairs, and its p-value by the Mantel test.
 
     Pairs with a network in common are not independent, so that the usual p-value is far too small:
     here the networks of one matrix are permuted.
@@ -202,12 +202,12 @@ def pearson(inner: Tensor, outer: Tensor, networks: int, repeats: int = 999) -> 
 
 # ------------------------------------------------------------ units
 def forms_of(networks: Params, sym: Symmetries) -> dict[str, Params]:
-    """Networks as trained, and without symmetries."""
+    """Return networks as trained, and without symmetries."""
     return {"as trained": networks, "symmetries removed": canonicalise(networks, sym)}
 
 
 def incoming_weights(stack: Params, sym: Symmetries) -> Iterator[tuple[str, Tensor]]:
-    """For every group of units, the tensor's name and weights ``(networks, units, weights)``.
+    """Yield the tensor name and weights ``(networks, units, weights)`` of every group of units.
 
     Args:
         stack: networks.
@@ -220,7 +220,7 @@ def incoming_weights(stack: Params, sym: Symmetries) -> Iterator[tuple[str, Tens
 
 
 def units_figure(forms: Mapping[str, Params], sym: Symmetries) -> Any:
-    """The largest weight of a first, a middle and a last unit, one panel for each form.
+    """Draw the largest weight of a first, a middle and a last unit, one panel for each form.
 
     Args:
         forms: stacks by name.
@@ -232,7 +232,7 @@ def units_figure(forms: Mapping[str, Params], sym: Symmetries) -> Any:
 
 
 def _of_units(stack: Params, sym: Symmetries) -> dict[str, Tensor]:
-    """Largest weights of the first, a middle and the last unit of the first layer."""
+    """Return the largest weights of the first, a middle and the last unit of the first layer."""
     for _, rows in incoming_weights(stack, sym):
         largest, count = rows.amax(-1), rows.shape[1]
         units = sorted({0, math.ceil(count / 2) - 1, count - 1})

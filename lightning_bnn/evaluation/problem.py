@@ -1,4 +1,4 @@
-"""The problem that posteriors share: a network, its data, and the meaning of its outputs."""
+"""A problem that posteriors share: a network, its data, and a likelihood of its outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROBED = 100
 
 
 class StoredBatches:
-    """One set of a datamodule, prepared for networks, and read once, as its loader may shuffle.
+    """One set of a datamodule, prepared for networks, and read once, as loaders may shuffle.
 
     Args:
         source: the datamodule.
@@ -50,7 +50,7 @@ class StoredBatches:
         return iter(self._batches)
 
     def targets(self) -> Tensor:
-        """The targets of all batches."""
+        """Return the targets of all batches."""
         every = [targets for _, targets in self]
         if len({targets.shape[1:] for targets in every}) > 1:
             raise ValueError(
@@ -64,7 +64,7 @@ class StoredBatches:
         return getattr(self._source, "target_std", None)
 
     def digest(self) -> str:
-        """A digest of all inputs and targets, to tell whether the data have changed."""
+        """Return a digest of all inputs and targets, to detect changed data."""
         digest = hashlib.sha256()
         for tensor in tree_leaves(list(self)):
             if isinstance(tensor, Tensor):
@@ -74,7 +74,7 @@ class StoredBatches:
 
 
 def _pair(batch: Any) -> tuple[Any, Tensor]:
-    """Inputs and targets of a batch."""
+    """Return inputs and targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise ValueError(
@@ -103,7 +103,7 @@ class _OnlyTests(L.LightningDataModule):
 
 
 def _loader(data: Any) -> Any:
-    """Batches of inputs and targets from two tensors, or those of a loader."""
+    """Return batches of inputs and targets from two tensors or from a loader."""
     pair = isinstance(data, (tuple, list)) and len(data) == 2
     if pair and all(isinstance(t, Tensor) for t in data):
         inputs, targets = data
@@ -134,7 +134,7 @@ class Problem:
 
     @classmethod
     def of(cls, data: Any, network: nn.Module, likelihood: nn.Module | None = None) -> Problem:
-        """From test data as a notebook has them.
+        """Return the problem of test data as a notebook has them.
 
         Args:
             data: a datamodule, a loader of inputs and targets, or both as two tensors; or a dict of
@@ -160,13 +160,13 @@ class Problem:
             raise ValueError(f"`data` do not fit the network: {reason}") from None
 
     def training_set(self, most: int) -> StoredBatches:
-        """The first batches of the training data."""
+        """Return the first batches of the training data."""
         self.source.prepare_data()
         self.source.setup("fit")
         return StoredBatches(self.source, self.source.train_dataloader(), most)
 
     def validation_data(self) -> StoredBatches:
-        """Join all validation data, and refuse a datamodule that has none."""
+        """Join all validation data, and refuse a datamodule without any."""
         loaders = validation_loaders(self.source)
         return StoredBatches(self.source, itertools.chain.from_iterable(loaders))
 
@@ -179,11 +179,11 @@ class Problem:
             return None
 
     def test_set(self) -> StoredBatches:
-        """The test set in distribution."""
+        """Return the in-distribution test set."""
         return next(iter(self._test_sets("id").values()))
 
     def ood_set(self, name: str | None = None) -> tuple[str, StoredBatches] | None:
-        """Return one set that is out of distribution, by default the first, if there is any."""
+        """Return one out-of-distribution set, by default the first, or None."""
         sets = self._test_sets("ood")
         if name is not None and name not in sets:
             raise ValueError(f"`ood` must be one of {', '.join(sets) or 'none'}, got {name!r}.")
@@ -191,7 +191,7 @@ class Problem:
         return None if name is None else (name, sets[name])
 
     def example(self) -> Any:
-        """Two rows of input, as the network takes them."""
+        """Return two rows of inputs for the network."""
         inputs, _ = next(iter(self.test_set()))
         return inputs[:2]
 
@@ -211,7 +211,7 @@ class Problem:
         return predict
 
     def symmetries(self) -> Symmetries:
-        """The symmetries of the network."""
+        """Return the symmetries of the network."""
         return discover(self.network, self.example())
 
     def _test_sets(self, role: str) -> dict[str, StoredBatches]:
@@ -228,7 +228,7 @@ class Problem:
 
 
 def read_problem(config: Path) -> Problem:
-    """Network and data of a configuration as `lightning-bnn fit` takes it.
+    """Read the network and data of a configuration for `lightning-bnn fit`.
 
     Args:
         config: a YAML file.

@@ -17,7 +17,7 @@ from weightsym.params import Params
 
 @dataclass(frozen=True)
 class Protocol:
-    """A choice of symmetries to remove, and of how to remove them.
+    """A selection of symmetries, and the way to remove them.
 
     Attributes:
         about: one sentence for tables.
@@ -60,7 +60,7 @@ class Remover:
     sort_by: SortKey
 
     def __call__(self, networks: Params | Iterable[Params]) -> RowTransform:
-        """The group elements that lead to the representatives, for `Transformed`."""
+        """Return the elements that lead to the representatives, for `Transformed`."""
         plan = plan_removal(networks, self.symmetries, "unit-norm", self.sort_by)
         return _UnitRows(plan, self.free) if self.free else plan.rows
 
@@ -83,7 +83,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class _UnitRows:
-    """A removal, then unit norms of rows in some layers, which their BatchNorm undoes."""
+    """Removal of symmetries and of row norms before a BatchNorm, which cancels them."""
 
     plan: Element
     names: frozenset[str]
@@ -97,7 +97,7 @@ class _UnitRows:
 
 
 def before_norm(sym: Symmetries) -> frozenset[str]:
-    """Select weights whose scale is free, since a BatchNorm follows and holds them.
+    """Return the weights of free scale, since a BatchNorm follows and cancels it.
 
     Such a layer writes channels that have statistics, and carries none of their scales itself.
 

@@ -1,4 +1,4 @@
-"""Networks that represent the posterior, and distances of other networks to them."""
+"""Networks that represent the posterior, and the distances of others to them."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ _LEAST = 8
 
 
 def have_converged(reductions: Sequence[float]) -> bool:
-    """Tell whether chains with such a median and largest R-hat count as converged."""
+    """Return whether chains with the given median and largest R-hat count as converged."""
     median, largest = reductions
     return median <= MEDIAN and largest <= LARGEST
 
 
 @torch.no_grad()
 def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[float, float] | None:
-    """Median and largest R-hat of the log-density of up to a hundred targets of the first batch.
+    """Return the median and largest R-hat of the log-density of up to a hundred targets.
 
     Args:
         reference: a posterior of several chains; another has no R-hat.
@@ -93,7 +93,7 @@ def rhat_of_predictions(reference: StoredPosterior, problem: Problem) -> tuple[f
 
 @torch.no_grad()
 def precise_outputs(network: nn.Module, networks: Params, inputs: Tensor) -> Tensor:
-    """Compute the outputs of a stack in float64, unless an operation of the network forbids that.
+    """Compute the outputs of a stack in float64, unless the network does not support it.
 
     In float32 the log-densities of confident networks are ties, which ranks cannot order.
 
@@ -165,7 +165,7 @@ class Reference:
 
     @classmethod
     def of(cls, stored: StoredPosterior, problem: Problem, options: Options) -> Reference:
-        """From a posterior that is made of networks.
+        """Build the reference from a posterior of networks.
 
         Args:
             stored: the posterior.
@@ -185,14 +185,14 @@ class Reference:
         )
 
     def _stacks(self, networks: Params) -> Iterator[tuple[str, Any]]:
-        """Networks as they are, without symmetries, and as functions if these are compared."""
+        """Yield the networks as given, without symmetries, and, if compared, as functions."""
         yield "", networks
         yield "ns_", Transformed(networks, self._remover(networks))
         if self._predict is not None:
             yield "f_", {"function": self._predict(networks)}
 
     def check(self, networks: Params, name: str) -> None:
-        """Refuse networks of other layers, and those that are in the reference: they bias the MMD.
+        """Refuse networks with other layers, or contained in the reference, which bias the MMD.
 
         Args:
             networks: a stack.
@@ -214,7 +214,7 @@ class Reference:
             )
 
     def of_modes(self, networks: Params, modes: Sequence[int]) -> dict[str, Numbers]:
-        """MMD^2 of the modes of a stack: alone ("one"), and all of them ("multi").
+        """Return MMD^2 of the modes of a stack: single ones ("one"), and all of them ("multi").
 
         Those of single modes have deviations over modes; law, mixture and floor of all modes have
         errors of the jackknife over modes and over chains of the reference.
@@ -234,7 +234,7 @@ class Reference:
         return {"one": single, "multi": multi} if len(set(modes)) > 1 else {"one": single}
 
     def pooled(self, networks: Params, parts: Sequence[Tensor]) -> list[dict[str, float]]:
-        """MMD^2 of parts of a stack to the reference, all networks alike, as P1 measures it.
+        """Return MMD^2 of parts of a stack to the reference, with networks pooled as in P1.
 
         Args:
             networks: a stack.
@@ -247,7 +247,7 @@ class Reference:
         return [self._reduced(*pair) for pair in zip(*values, strict=True)]
 
     def noise_floor(self, samples: int, repeats: int = 20) -> Numbers:
-        """The same between random parts of the reference itself: mean and standard deviation.
+        """Return mean and deviation of MMD^2 between random parts of the reference itself.
 
         Two samples of m and n networks of one law scatter by a deviation that falls as 1/m + 1/n.
         The parts of a reference are smaller than what they stand for, a posterior's samples and
@@ -268,7 +268,7 @@ class Reference:
         return {key: spread(torch.tensor([split[key] for split in splits])) for key in splits[0]}
 
     def _reduced(self, plain: Tensor, freed: Tensor) -> dict[str, float]:
-        """One number for every reduction over kernels, of MMD^2 by layer and kernel."""
+        """Reduce MMD^2 by layer and kernel to one number for every reduction."""
         layers = self._plain.layers
         shapes = self._plain.source.shapes
         sizes = torch.tensor([math.prod(shapes[layer]) for layer in layers])
@@ -281,7 +281,7 @@ class Reference:
 
 
 def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:
-    """One hash for every network."""
+    """Return a hash of every network."""
     hashes = [hashlib.blake2b(digest_size=16) for _ in range(P.stack_size(networks))]
     for layer in layers:
         for digest, row in zip(hashes, networks[layer], strict=True):
@@ -292,7 +292,7 @@ def _digests(networks: Params, layers: Iterable[str]) -> list[bytes]:
 def predictions_of_reference(
     stored: StoredPosterior, batches: StoredBatches, reference: Reference
 ) -> Any:
-    """Predict by as many networks of the reference as are drawn from a posterior, to compare.
+    """Predict by as many networks of the reference as are drawn from a posterior.
 
     Args:
         stored: the reference.

@@ -1,4 +1,4 @@
-"""Tables of a comparison: distances to a reference, scores of predictions, notes for readers."""
+"""Tables of a comparison: distances to a reference, scores of predictions, notes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_bnn.tables import Cell, Measured, Table
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, with a number of predictions.
+    """A table column for a metric of predictions.
 
     Attributes:
         title: in tables.
@@ -35,7 +35,7 @@ class Column:
     group: Literal["predicted", "calibrated", "reference"] = "predicted"
 
     def cell(self, numbers: Mapping[str, Any], name: str) -> Any:
-        """A number in the unit of the column, NaN where there is none; text stays as it is."""
+        """Return a number in the unit of the column, NaN if missing, and text unchanged."""
         number = numbers.get(name, Measured(math.nan))
         return number if isinstance(number, str) else Measured(*(self.factor * v for v in number))
 
@@ -45,7 +45,7 @@ _calibrated, _beside = partial(Column, group="calibrated"), partial(Column, grou
 
 
 def distance(title: str) -> Column:
-    """The column of an MMD², which is shown times a hundred."""
+    """Return the column of an MMD², shown times a hundred."""
     return Column(title, "x 100 ↓", 100, 2)
 
 
@@ -97,12 +97,12 @@ _ON_TOP = (
 
 
 def is_regression(names: Iterable[str]) -> bool:
-    """Tell whether numbers are those of predicted densities."""
+    """Return whether metrics are those of predicted densities."""
     return "crps" in set(names)
 
 
 def columns_of(names: Iterable[str], group: str | None = None) -> dict[str, Column]:
-    """Select the columns for the numbers that there are.
+    """Select the columns of the available metrics.
 
     Args:
         names: of the numbers of all rows.
@@ -132,7 +132,7 @@ def note_of(names: Iterable[str], settings: Mapping[str, Any]) -> str:
 
 
 def _about(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Sentences on numbers of regression, each with the number that asks for it."""
+    """Return sentences on regression metrics, each with the metric that requires it."""
     count = settings.get("test_examples")
     floor = "" if not count else (
         f"; a perfect forecaster has {100 * quantile_calibration_floor(int(count)):.1f} with "
@@ -179,7 +179,7 @@ _OF_PREDICTIONS = {
 
 
 def distances_table(comparison: Comparison) -> Table:
-    """One row for every posterior: its law, its single modes, and the mixture of all modes."""
+    """Return a table with a row per posterior: its law, single modes, and mixture of modes."""
     names = {name for row in comparison.rows for name in row.numbers}
     columns = {f"{mode} {key}": distance(title) for (mode, key), title in DISTANCES.items()}
     columns |= columns_of(names, "reference")
@@ -209,7 +209,7 @@ def numbers_table(
     columns: Mapping[str, Column],
     note: str,
 ) -> Table:
-    """A table of numbers by name, each in the unit of its column.
+    """Return a table of metrics by name, each in the unit of its column.
 
     Args:
         title: of the table.
@@ -225,7 +225,7 @@ def numbers_table(
 
 
 def reference_text(settings: Mapping[str, Any]) -> str:
-    """Describe the reference by the number of its networks, and how they were made."""
+    """Describe the number and origin of the reference's networks."""
     chains, origin = settings["reference_chains"], settings["reference_made"]
     count = f"{settings['reference_networks']} networks"
     count += f" of {chains} chains" if chains else ""
@@ -248,18 +248,18 @@ def _agreement(rhat: Sequence[float] | None) -> str:
 
 
 def percent(numbers: Mapping[str, Measured], name: str) -> Measured:
-    """Multiply a number by a hundred, NaN where there is none."""
+    """Multiply a number by a hundred, NaN if it is missing."""
     value, error = numbers.get(name, Measured(math.nan))
     return Measured(value * 100, error * 100)
 
 
 def _of_all(rows: Mapping[str, Row]) -> Mapping[str, Measured]:
-    """Numbers of all modes together, or of the only one."""
+    """Return the metrics of all modes together, or of the only one."""
     return list(rows.values())[-1].numbers
 
 
 def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """Rows that have distances, or have failed, by posterior and by mode."""
+    """Group the rows with distances or failures by posterior and mode."""
     rows_of: dict[str, dict[str, Row]] = {}
     for row in rows:
         if "mixture" in row.numbers or row.mode == FAILED:
@@ -268,7 +268,7 @@ def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 
 def _floors(comparison: Comparison) -> list[tuple[int, Mapping[str, Measured]]]:
-    """Noise of as many single networks as some posterior has modes."""
+    """Return the noise floors of single networks, as many as some posterior has modes."""
     modes = {row.seeds for row in comparison.rows}
     return [(count, floor) for count, floor in comparison.floors.items() if count in modes]
 
@@ -291,7 +291,7 @@ _DIFFERENT = 2
 
 
 def advice_table(comparison: Comparison) -> Table:
-    """Name the best posterior for every need, and those that cannot be told from it.
+    """Name the best posterior for every purpose, and those not significantly worse.
 
     Args:
         comparison: of two posteriors at least; else the table has no rows.
@@ -319,7 +319,7 @@ def advice_table(comparison: Comparison) -> Table:
 
 
 def _best(values: Mapping[str, Measured], column: Column) -> list[Cell]:
-    """The best of some posteriors, those level with it, and its number."""
+    """Return the best of some posteriors, those not significantly worse, and its value."""
     sign = -1 if column.unit.endswith("↑") else 1
     order = sorted(values, key=lambda name: sign * values[name].value)
     best, *others = order
@@ -333,7 +333,7 @@ def _best(values: Mapping[str, Measured], column: Column) -> list[Cell]:
 
 
 def _differ(first: Measured, second: Measured) -> bool:
-    """Tell whether two numbers differ by more than their errors, which must be known."""
+    """Return whether two numbers differ by more than their errors, which must be known."""
     return abs(first.value - second.value) > _DIFFERENT * math.hypot(first.error, second.error)
 
 
@@ -342,7 +342,7 @@ _FEW_EXAMPLES = 100
 
 
 def cautions_of(comparison: Comparison) -> list[str]:
-    """List cautions for readers of the numbers.
+    """List cautions for readers of the tables.
 
     Args:
         comparison: any.

@@ -21,7 +21,7 @@ Part = tuple[str, dict[str, Any]]
 
 
 def has_other_data(location: Location, config: Path) -> bool:
-    """Tell whether the run of a posterior names other data, or another split, than a configuration.
+    """Return whether a run has other data, or another split, than a configuration.
 
     Its training examples may then be among those that it is compared on. Locations without a
     configuration of their own say nothing.
@@ -35,7 +35,7 @@ def has_other_data(location: Location, config: Path) -> bool:
 
 
 def other_posterior(location: Location, config: Path) -> list[tuple[str, str, str]]:
-    """List settings by which a run approximates another posterior than a configuration states.
+    """List settings by which a run targets another posterior than a configuration.
 
     Args:
         location: where it is; locations without a configuration of their own say nothing.
@@ -65,7 +65,7 @@ def _differences(
 
 
 def _difference(first: Part, second: Part) -> tuple[str, str] | None:
-    """Describe two parts of configurations as far as they differ, or return None."""
+    """Describe the differences of two parts of configurations, or return None."""
     (name, arguments), (other_name, others) = first, second
     if name != other_name:
         return name, other_name
@@ -76,7 +76,7 @@ def _difference(first: Part, second: Part) -> tuple[str, str] | None:
 
 # ------------------------------------------------------------ parts of configurations
 def _settings(config: Path | None) -> dict[str, Any]:
-    """Read a configuration that has data, and nothing from any other file."""
+    """Read a configuration with data. Return no settings for any other file."""
     try:
         settings = {} if config is None else read_settings(config)
     except (OSError, ValueError):
@@ -85,25 +85,25 @@ def _settings(config: Path | None) -> dict[str, Any]:
 
 
 def _arguments(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of the module, empty if the configuration has none."""
+    """Return the arguments of the module, empty if there are none."""
     model = settings.get("model")
     arguments = model.get("init_args") if isinstance(model, Mapping) else None
     return arguments if isinstance(arguments, Mapping) else {}
 
 
 def _data(settings: Mapping[str, Any]) -> Part:
-    """The datamodule, and the arguments that decide which examples are where."""
+    """Return the datamodule, and the arguments that determine its splits."""
     name, arguments = _part(settings["data"], datamodules)
     return name, {k: v for k, v in arguments.items() if k not in _CHANGE_NOTHING}
 
 
 def _likelihood(arguments: Mapping[str, Any]) -> Part:
-    """Read the likelihood, by default of classes."""
+    """Read the likelihood, by default that of classes."""
     return _part(arguments.get("likelihood") or "Categorical", likelihoods)
 
 
 def _part(stated: Any, package: ModuleType) -> Part:
-    """A class by its bare name, and its arguments with the defaults of this package."""
+    """Return a class by its bare name, and its arguments with this package's defaults."""
     if not isinstance(stated, Mapping):
         stated = {"class_path": stated}
     name = str(stated.get("class_path")).rpartition(".")[2]

@@ -38,7 +38,7 @@ class Location:
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """Parse a path, or the name of a shipped bank, with rows if there are any."""
+        """Parse a path, or the name of a shipped bank, with optional rows."""
         match = re.fullmatch(r"(.+)\[(-?\d+)?:(-?\d+)?\]", text)
         if match is None:
             return cls(shipped_path(text))
@@ -71,17 +71,17 @@ class Location:
         return candidates[0]
 
     def beside(self, name: str) -> Path | None:
-        """Find a file of the run that a checkpoint or a bank belongs to, if there is one."""
+        """Find a file of the run that a checkpoint or a bank belongs to, if it exists."""
         file = self.file()
         files = (folder / name for folder in (file, *list(file.parents)[:3]))
         return next((path for path in files if path.is_file()), None)
 
     def config(self) -> Path | None:
-        """The configuration of the run, if there is one."""
+        """Return the configuration of the run, if it exists."""
         return self.beside("config.yaml")
 
     def config_or(self, data: str | None) -> Path:
-        """The configuration that a user names, else that of the run, which must be there."""
+        """Return the configuration that a user names, else that of the run, which must exist."""
         config = self.config() if data is None else Path(data)
         if config is None:
             raise ValueError(
@@ -91,7 +91,7 @@ class Location:
         return config
 
     def digest(self) -> str:
-        """A digest of the file, to tell whether it has changed."""
+        """Return a digest of the file, to detect changes."""
         return digest_of_file(self.file())
 
 
@@ -136,7 +136,7 @@ class StoredPosterior:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def only(self, rows: slice | Sequence[int]) -> StoredPosterior:
-        """The same posterior with some of its modes only."""
+        """Return the posterior with some of its modes only."""
         chosen = range(len(self.modes))[rows] if isinstance(rows, slice) else rows
         return replace(
             self,
@@ -145,7 +145,7 @@ class StoredPosterior:
         )
 
     def thinned(self, most: int | None) -> StoredPosterior:
-        """Keep some networks of each mode that is made of networks, evenly spaced.
+        """Keep some evenly spaced networks of each mode that consists of networks.
 
         Args:
             most: maximal number of networks; None keeps all.
@@ -159,11 +159,11 @@ class StoredPosterior:
         )
 
     def stacks(self) -> list[Params]:
-        """The networks of every mode that is made of networks."""
+        """Return the networks of every mode that consists of networks."""
         return [mode.networks for mode in self.modes if isinstance(mode, Empirical)]
 
     def networks(self) -> Params:
-        """All networks as one stack, of a posterior that is made of networks."""
+        """Return all networks of a posterior that consists of networks, as one stack."""
         stacks = self.stacks()
         if len(stacks) < len(self.modes):
             raise ValueError(
@@ -173,7 +173,7 @@ class StoredPosterior:
         return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
 
     def knows_its_noise(self) -> bool:
-        """Tell whether the likelihood is that of these networks: banks hold no learned noise."""
+        """Return whether the likelihood belongs to these networks: banks store no learned noise."""
         learned = getattr(self.likelihood, "noise", None) in ("learned", "correlated")
         return not (learned and self.origin.get("kind") == "networks")
 
@@ -198,7 +198,7 @@ def _thinned(mode: Posterior, most: int) -> Posterior:
 
 
 def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> StoredPosterior:
-    """The posterior of a module that was trained.
+    """Return the posterior of a trained module.
 
     Args:
         name: in tables.
@@ -215,7 +215,7 @@ def posterior_of(name: str, module: Any, samples: int = 100, **origin: Any) -> S
 def read_posterior(
     name: str, source: Location | Any, problem: Problem, samples: int = 100
 ) -> StoredPosterior:
-    """A posterior from disk, or from what `Posterior.of` takes.
+    """Read a posterior from disk, or from a source for `Posterior.of`.
 
     Args:
         name: in tables.
@@ -246,7 +246,7 @@ def read_posterior(
 
 
 def _in_memory(name: str, source: Any, problem: Problem, samples: int) -> StoredPosterior:
-    """A posterior from a source in memory."""
+    """Build a posterior from a source in memory."""
     if _is_ours(source):
         return posterior_of(name, source, samples, kind=type(source).__name__)
     posterior = Posterior.of(source, problem.network)
@@ -261,7 +261,7 @@ def _no_rows(location: Location, content: str) -> ValueError:
 
 
 def read_module(file: Path, problem: Problem) -> Any:
-    """Load the module that made a checkpoint, or return None if it is not one of this package.
+    """Load the module of a checkpoint, or return None if it is not of this package.
 
     Args:
         file: a checkpoint.
@@ -296,17 +296,17 @@ def read_module(file: Path, problem: Problem) -> Any:
 
 
 def _class_of(content: Mapping[str, Any]) -> type | None:
-    """The class of this package that has written a checkpoint."""
+    """Return the class of this package that has written a checkpoint."""
     module_class = getattr(modules, str(kind_of(content)), None)
     return module_class if _is_ours(module_class) else None
 
 
 def _is_ours(module: Any) -> bool:
-    """Tell whether a module, or a class of modules, has a posterior that can be evaluated."""
+    """Return whether a module, or a class of modules, has a posterior that can be evaluated."""
     return hasattr(module, "judged_modes")
 
 
 def _check_maker(name: Any, file: Path) -> None:
-    """Checkpoints name the function that makes their module: only that of Lightning is called."""
+    """Refuse checkpoints that name any function but Lightning's to build their module."""
     if name not in (None, "lightning.pytorch.cli.instantiate_module"):
         raise ValueError(f"{file} asks for {name} to be called, which is not done.")

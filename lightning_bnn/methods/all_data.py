@@ -62,7 +62,7 @@ class AllDataChains(Chains):
 
 @dataclass(eq=False)
 class AllDataSampling(Method):
-    """Samples of the posterior, by transitions that use the gradients of all the data.
+    """Posterior samples from transitions that use the gradients of all the data.
 
     BatchNorm uses the statistics of the given network; dropout is refused. Several processes share
     the data.
@@ -238,7 +238,7 @@ class AllDataSampling(Method):
 
 @dataclass(eq=False)
 class HamiltonianMonteCarlo(AllDataSampling):
-    r"""Samples of the posterior, exact in the limit of long chains.
+    r"""Posterior samples, exact in the limit of long chains.
 
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 
@@ -320,7 +320,7 @@ class HamiltonianMonteCarlo(AllDataSampling):
 
 @dataclass(eq=False)
 class MILE(AllDataSampling):
-    r"""Samples of the posterior by chains of constant speed, each from a trained network.
+    r"""Posterior samples from chains of constant speed, each started at a trained network.
 
     .. math:: U(\omega) = -\sum_i \log p(y_i | x_i, \omega) - \log p(\omega)
 

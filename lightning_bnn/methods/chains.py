@@ -59,7 +59,7 @@ class Chains(Networks):
         self.samples = keeping.store(self.count)
 
     def any_finite(self) -> bool:
-        """Check whether any chain is finite."""
+        """Return whether any chain is finite."""
         return bool(finite_members(self.parameters()).any())
 
     def find_moves(self, fit: Fit, run: Run) -> None:
@@ -162,7 +162,7 @@ class Keeping:
 
     @property
     def schedule(self) -> Schedule:
-        """Return the steps, or the epochs, at which networks are collected."""
+        """The steps or epochs at which networks are collected."""
         each = 1 if self.every_n_steps is None and self.every_n_epochs is None else None
         period = each if self.every_n_epochs is None else self.every_n_epochs
         return Schedule(self.every_n_steps, period, start=self.burn_in + 1)
@@ -172,7 +172,7 @@ class Keeping:
         return NetworksInMemory() if self.bank is None else InBank(self.bank, members)
 
     def begin(self, state: Chains, fit: Fit, run: Run, name: str) -> None:
-        """Prepare a run. Another run starts other chains."""
+        """Prepare a run. A different run starts new chains."""
         if fit.anew:
             state.samples.forget()
         state.samples.open(fit.rank == 0)
@@ -202,7 +202,7 @@ class Keeping:
             )
 
     def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:
-        """Collect the members if it is time. Statistics are those of the first process."""
+        """Collect the members if due. Statistics are those of the first process."""
         step = progress.step
         epoch_due = progress.epoch_ends and self.schedule.after_epoch(progress.epoch + 1)
         due = epoch_due or self.schedule.after_step(step - 1, step)

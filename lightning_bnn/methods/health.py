@@ -68,7 +68,7 @@ class Divergence:
         return None if total is None else (total / steps).cpu()
 
     def judge(self, means: Tensor, finite: Tensor, last: bool) -> None:
-        """Decide which members are left out.
+        """Decide which members to leave out.
 
         Args:
             means: losses of the epoch.

@@ -65,7 +65,7 @@ class CurvedNetworks(Networks):
 
     @property
     def lacks(self) -> str:  # type: ignore[override]  # it changes
-        """Name the curvature while it is missing."""
+        """The part that is missing, the curvature, or an empty string."""
         return "" if self.fitted.tensors() else "curvature"
 
     def member(self, index: int) -> Params:

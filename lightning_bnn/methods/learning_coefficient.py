@@ -233,7 +233,7 @@ class _Around:
         return torch.stack(trace, 1).double().cpu()
 
     def _some(self, batch: Batch, size: int, seed: int, step: int) -> Batch:
-        """Draw examples for every chain."""
+        """Draw a minibatch for every chain."""
         chains = len(next(iter(self.centre.values())))
         generator = keyed_generator(seed, "rows", step)
         rows = torch.randint(batch.examples, (chains, size), generator=generator)

@@ -77,7 +77,7 @@ class MCDropout(PenalisedTraining):
         return DroppedNetworks(network, stack, self.max_loss)
 
     def posterior(self, state: DroppedNetworks, run: Run, purpose: Purpose = AS_IT_IS) -> Dropout:
-        """Return the members, with dropout. Predictions find the dropped units themselves."""
+        """Return the members, with dropout. Predictions find the dropout sites themselves."""
         if state.sites is None and not purpose.predicts:
             state.sites = _sites(run)
         return Dropout(state.members().networks, state.sites, self.layers)
@@ -95,7 +95,7 @@ def _sites(run: Run) -> list[DropoutSite]:
 
 
 def has_dropout(network: nn.Module, example: Sequence[Any] = ()) -> bool:
-    """Check whether modules or functions of a network drop units in training, on an example."""
+    """Return whether modules or functions of a network drop units in training, on an example."""
     layers = (m for m in network.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
     return any(layer.p > 0 for layer in layers) or (
         len(example) > 0 and drops_units(network, example)

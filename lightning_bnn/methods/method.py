@@ -226,7 +226,7 @@ class Method(ABC):
 
     # ------------------------------------------------------------ before a fit
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Return the network that gives the computation, or a changed copy."""
+        """Return the network that defines the computation, or a modified copy."""
         return network
 
     @abstractmethod
@@ -299,7 +299,7 @@ class Method(ABC):
 
     @abstractmethod
     def posterior(self, state: Any, run: Run, purpose: Purpose = AS_IT_IS) -> Posterior:
-        """Return the current posterior, or a cheaper one that serves the purpose as well."""
+        """Return the current posterior, or a cheaper one that is sufficient for the purpose."""
 
 
 @runtime_checkable

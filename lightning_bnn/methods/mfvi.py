@@ -89,7 +89,7 @@ def _candidates(state: Any) -> Any:
 
 
 def _batches(fit: Fit) -> Iterator[Batch]:
-    """Repeat the batches of the first member for ever."""
+    """Repeat the batches of the first member forever."""
     while True:
         batch = None
         for batch in fit.batches():
@@ -411,7 +411,7 @@ class MFVI(Method):
 
     @staticmethod
     def _is_unchosen(state: Gaussians) -> bool:
-        """Check whether deviations are still those of `init`, without a loaded checkpoint."""
+        """Return whether deviations are still those of `init`, without a loaded checkpoint."""
         return bool((state.log_std == math.log(_UNTIL_CHOSEN)).all())
 
     def _choose_start(self, state: Gaussians, fit: Fit, run: Run) -> None:
@@ -443,7 +443,7 @@ class MFVI(Method):
 
 @torch.no_grad()
 def _start_as_blitz(state: Gaussians, network: nn.Module) -> None:
-    """Initialise as BLiTZ does, the library of P1's experiments."""
+    """Initialise like BLiTZ, the library of P1's experiments."""
     modules = dict(network.named_modules())
     raw = [
         -6.0 if isinstance(modules[name.rpartition(".")[0]], nn.modules.conv._ConvNd) else -7.0

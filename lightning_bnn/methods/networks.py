@@ -90,7 +90,7 @@ def refuse_second_prior(group: dict[str, Any]) -> None:
 
 
 def tell_members(optimizer: Any) -> None:
-    """Tell an optimizer that asks that the first dimension of parameters counts members."""
+    """Tell an optimizer with the option `stacked` that the first dimension counts members."""
     for group in optimizer.param_groups:
         if group.get("stacked", False) is None:
             group["stacked"] = True

@@ -69,7 +69,7 @@ class Batch:
 
     @property
     def examples(self) -> int:
-        """Return the number of examples per member."""
+        """The number of examples per member."""
         return self.targets.shape[1] if self.per_member else len(self.targets)
 
     def outputs(self, network: nn.Module, stack: Params, chunk_size: int | None) -> Any:
@@ -139,7 +139,7 @@ def member_losses(
 
 
 def _scaled(params: Params) -> bool:
-    """Check whether losses are scaled before the backward pass, as float16 requires."""
+    """Return whether losses are scaled before the backward pass, as float16 requires."""
     device = next(iter(params.values())).device.type
     half = torch.get_autocast_dtype(device) == torch.float16
     return torch.is_autocast_enabled(device) and half

@@ -25,7 +25,7 @@ __all__ = ["SGMCMC", "StochasticMILE"]
 
 @dataclass(eq=False)
 class SGMCMC(Method):
-    r"""Samples of the posterior by a sampler of `lightning_bnn.samplers` with minibatches.
+    r"""Posterior samples from a minibatch sampler of `lightning_bnn.samplers`.
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
@@ -130,7 +130,7 @@ class SGMCMC(Method):
         return self.keeping.keep_if_due(state, progress, run)
 
     def _move(self, state: Chains, sampler: Any) -> None:
-        """Move along orbits if it is time, at any temperature above zero."""
+        """Move along orbits if due, at any temperature above zero."""
         (group,) = sampler.param_groups
         if group["step"] % (self.orbit_moves or 1) or not group["temperature"]:
             return
@@ -152,7 +152,7 @@ class SGMCMC(Method):
 
 @dataclass(eq=False)
 class StochasticMILE(SGMCMC):
-    r"""Samples of the posterior by chains of constant speed, with gradients of minibatches.
+    r"""Posterior samples from chains of constant speed, with minibatch gradients.
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 

@@ -50,12 +50,12 @@ class Moments(Networks):
 
     @property
     def start(self) -> int | None:
-        """Return the epoch after which weights are collected."""
+        """The epoch after which weights are collected."""
         return self.notes["start"]
 
     @property
     def lacks(self) -> str:  # type: ignore[override]  # it changes
-        """Name the second collection of weights, without which there is no Gaussian."""
+        """The part that is missing, a second collection of weights, or an empty string."""
         return "" if int(self.collected) >= 2 else "second collection of weights"
 
     @torch.no_grad()

@@ -51,12 +51,12 @@ class UnitsOfNetwork:
 
     @property
     def layers(self) -> list[UnitLayer]:
-        """Return the layers of all sets."""
+        """The layers of all sets."""
         return [layer for layers in self.sets for layer in layers]
 
 
 class SymmetrizedGaussians(Gaussians):
-    """Gaussians whose units are known once there is an example of the inputs.
+    """Gaussians whose exchangeable units are found from an example of the inputs.
 
     Attributes:
         held: the last estimate of the information and its gradient, if later steps reuse it.
@@ -172,7 +172,7 @@ class SymmetrizedVI(MFVI):
     def _of_the_step(
         self, state: SymmetrizedGaussians, drawn: Draw, number: int, run: Run
     ) -> Tensor:
-        """Return the information, computed or reused."""
+        """Return the information for this step, computed or reused."""
         if self.every == 1 or not torch.is_grad_enabled():
             return self.information(state, drawn, run, number)
         leaves = state.mean, state.log_std
@@ -248,7 +248,7 @@ def _sampled(state: Gaussians, drawn: Draw) -> Sampled:
 
 
 def _of_trained_units(sym: Symmetries, network: nn.Module) -> Symmetries:
-    """Remove units that fixed weights tell apart."""
+    """Remove units that fixed weights distinguish."""
     fixed = {name for name, p in network.named_parameters() if not p.requires_grad}
     groups = [
         replace(group, inner=())

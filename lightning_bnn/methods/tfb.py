@@ -41,7 +41,7 @@ class NoisyNetworks(Networks):
 
     @property
     def lacks(self) -> str:  # type: ignore[override]  # it changes
-        """Name the scale of the noise while it is missing."""
+        """The part that is missing, the scale of the noise, or an empty string."""
         return "" if self.fitted.tensors() else "scale of the noise"
 
     def member(self, index: int) -> Params:
@@ -116,7 +116,7 @@ class TFB(PenalisedTraining):
         return NoisyNetworks(network, stack, self.max_loss)
 
     def before_fit(self, state: NoisyNetworks, fit: Fit, run: Run) -> None:
-        """Discard the scale of other weights."""
+        """Discard the noise scale of earlier weights."""
         state.fitted.hold({})
 
     def after_step(self, state: NoisyNetworks, progress: Progress, run: Run) -> bool:
@@ -308,7 +308,7 @@ def adapter_factors(network: nn.Module, sym: Symmetries) -> list[Factors]:
 def noise_blocks(
     network: nn.Module, member: Params, factors: list[Factors]
 ) -> list[CurvatureBlock]:
-    """The precision of noise of scale one: of adapters, or of all trained matrices.
+    """Return the precision of unit noise: on adapters, or on all trained matrices.
 
     Args:
         network: with the weights that are trained.

@@ -1,4 +1,4 @@
-r"""Calibration: does a confidence of 80 % mean 80 % correct, and do sets hold the truth?
+r"""Calibration of confidences, and coverage of prediction sets.
 
 Reliability diagrams have equally wide bins, or bins of equally many examples. Selective prediction
 measures how often answers are wrong if the least confident are withheld. Examples of equal
@@ -265,7 +265,7 @@ class ECE(_Calibration):
 
 
 class ACE(_Calibration):
-    """Adaptive calibration error, see `ace`, which keeps one number per example.
+    """Adaptive calibration error, see `ace`, which stores one number per example.
 
     Args:
         n_bins: number of bins of equally many examples.
@@ -363,7 +363,7 @@ def aurc(probs: Probs, labels: Labels, from_logits: bool = False) -> Number:
 
 # ------------------------------------------------------------ prediction sets
 def set_coverage(sets: Sets, labels: Labels) -> Number:
-    r"""Share of the examples whose set holds their class.
+    r"""Share of the examples whose set contains their class.
 
     .. math:: \frac1n \sum_i [y_i \in S_i]
 

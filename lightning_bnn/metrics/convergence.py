@@ -111,7 +111,7 @@ def chain_numbers(draws: Draws) -> dict[str, float]:
 
 
 def some_of(rows: Tensor, count: int) -> Tensor:
-    """Select at most this many entries of the last dimension, evenly spaced.
+    """Select at most ``count`` entries of the last dimension, evenly spaced.
 
     >>> some_of(torch.arange(10), 3)
     tensor([1, 5, 8])

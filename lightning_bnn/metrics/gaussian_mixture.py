@@ -193,7 +193,7 @@ def mean_difference(means: Components, stds: Components) -> Float64Values:
 
 
 def thinned(means: Tensor, stds: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Select at most this many components, evenly spaced from the first to the last.
+    """Select at most ``most`` components, evenly spaced from the first to the last.
 
     Args:
         means: ``(samples, ...)``.

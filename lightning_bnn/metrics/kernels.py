@@ -1,4 +1,4 @@
-r"""Twenty kernels out of distances, the unbiased MMD^2 of each, and sums over networks of modes.
+r"""Twenty kernels of distances, their unbiased MMD^2, and their sums over modes.
 
 Laplace kernels :math:`\exp(-\|x-y\|_1/\lambda)` come first, then Gaussian kernels
 :math:`\exp(-\|x-y\|_2^2/\lambda^2)`, each with a geometric grid of bandwidths.

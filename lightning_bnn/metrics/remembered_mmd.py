@@ -398,7 +398,7 @@ class MMDReference:
     def _chunks(
         self, name: str, size: int, beside: WeightSource | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the same features of both sides, in chunks that fit into the memory."""
+        """Yield chunks of features that fit into memory, the same features for both sides."""
         rows = self.source.rows + (0 if beside is None else beside.rows)
         step = max(1, self._memory // (8 * rows))
         for start in range(0, size, step):

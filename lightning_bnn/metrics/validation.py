@@ -45,7 +45,7 @@ def logits_of(values: Tensor, name: str = "logits") -> Tensor:
 
 
 def _at_least_single(values: Any, name: str) -> Tensor:
-    """Require numbers per class, and return them in float32 or float64."""
+    """Require one value per class, and return them in float32 or float64."""
     check_tensors(**{name: values})
     if not values.is_floating_point() or values.ndim < 2:
         raise ValueError(
@@ -76,7 +76,7 @@ def check_distributions(probs: Tensor, name: str = "probs") -> float:
 
 
 def are_distributions(values: Tensor) -> bool:
-    """Check whether rows are probabilities, up to rounding, which logits hardly ever are.
+    """Return whether rows are probabilities, up to rounding, which logits hardly ever are.
 
     >>> are_distributions(torch.eye(3)), are_distributions(torch.eye(3).log_softmax(-1))
     (True, False)

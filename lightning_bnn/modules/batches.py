@@ -147,7 +147,7 @@ def _target_name(batch: Mapping[str, Any], parameters: Parameters) -> str:
 
 
 def _target_beside_inputs(batch: Mapping[str, Any], parameters: Parameters) -> str | None:
-    """Name the targets of a batch that may have none, if the network can do without the entry."""
+    """Name the targets of a batch that may have none, if the network does not need the entry."""
     candidates = [n for n in _TARGETS if n in batch]
     free = [n for n in candidates if n not in parameters]
     if free or len(candidates) != 1:
@@ -202,7 +202,7 @@ def _by_name(
 def _lacks_the_first(
     batch: Mapping[str, Any], named: Collection[str], parameters: Parameters
 ) -> bool:
-    """Check whether the batch has the main input under another name than the network."""
+    """Return whether the batch has the main input under another name than the network."""
     first = next(iter(parameters.values()), None)
     if first is None or not named:
         return True

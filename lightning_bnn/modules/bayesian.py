@@ -1,4 +1,4 @@
-"""The LightningModule that trains, evaluates and predicts with whatever a method makes."""
+"""The LightningModule that trains, evaluates and predicts with any method."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class Bayesian(L.LightningModule):
             super().__setattr__(name, value)
 
     def randomness(self, *key: int | str) -> AbstractContextManager[None]:
-        """Random numbers of this module and this process, under a key."""
+        """Use random numbers of this module and process in a context, by a key."""
         return keyed_randomness(self.seed, *key, self.global_rank, device=self.device)
 
     # ------------------------------------------------------------ batches
@@ -199,7 +199,7 @@ class Bayesian(L.LightningModule):
         return batches.inputs_and_targets(batch, self.template)
 
     def inputs_only(self, batch: Any) -> tuple[Any, ...]:
-        """Return the inputs of a batch that may have no targets: of a tuple all but the last."""
+        """Return the inputs of a batch that may have no targets: all but the last of a tuple."""
         overridden = type(self).inputs_and_targets is not Bayesian.inputs_and_targets
         if overridden and not isinstance(batch, Tensor):
             return self.inputs_and_targets(batch)[0]
@@ -357,12 +357,12 @@ class Bayesian(L.LightningModule):
 
     @property
     def has_own_posterior(self) -> bool:
-        """Check whether a subclass overrides the posterior of the method."""
+        """True if a subclass overrides the posterior of the method."""
         return type(self).posterior is not Bayesian.posterior
 
     @property
     def fits_now(self) -> bool:
-        """Check whether a trainer is about to change the weights."""
+        """True if a trainer is about to change the weights."""
         trainer = _compat.trainer_of(self)
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return False
@@ -445,7 +445,7 @@ class Bayesian(L.LightningModule):
         prediction.begin_stage(self)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Evaluate one batch. In a test every loader has a set of its own."""
+        """Evaluate one batch. In a test every loader is a separate set."""
         prediction.add(self, batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Prediction:

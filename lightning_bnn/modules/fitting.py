@@ -98,7 +98,7 @@ def _seed(module: Bayesian, groups: Sequence[dict[str, Any]]) -> None:
 
 
 def in_common(module: Bayesian, tensors: Params) -> Params:
-    """Replace tensors by those of the first process, where several train the same members."""
+    """Replace tensors by those of the first process if several processes train the same members."""
     trainer = module.trainer
     return tensors if trainer.world_size == 1 else trainer.strategy.broadcast(tensors)
 
@@ -126,7 +126,7 @@ def memory_of(module: Bayesian) -> str:
 
 
 def _size(count: int) -> str:
-    """Write a number of bytes in the largest unit of which there is at least one."""
+    """Write a number of bytes in the largest unit that is not larger."""
     unit = min(3, max(0, len(str(count)) - 1) // 3)
     return f"{count / 1000**unit:.3g} {('bytes', 'kB', 'MB', 'GB')[unit]}"
 
@@ -258,7 +258,7 @@ def look_for_divergence(module: Bayesian) -> None:
 
 # ------------------------------------------------------------ the end
 def complete(module: Bayesian) -> None:
-    """Compute what the method makes of trained weights, without losing them on a failure."""
+    """Compute what the method derives from trained weights, without losing them on a failure."""
     data, trainer = module.data.batches(module), trainer_of(module)
     if not module.state.lacks or data is None:
         return
@@ -274,10 +274,10 @@ def complete(module: Bayesian) -> None:
 
 
 class EndsFit(Callback):
-    """Tells modules of exceptions, as only callbacks are told."""
+    """A callback that reports exceptions to modules, since only callbacks receive them."""
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Release files for others. The trainer may have gone on to another module."""
+        """Release files, although the trainer may already run another module."""
         method = getattr(pl_module, "method", None)
         if isinstance(method, Method) and trainer.state.fn == TrainerFn.FITTING:
             method.after_fit(pl_module.state, pl_module.run)

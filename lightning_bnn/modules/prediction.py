@@ -1,4 +1,4 @@
-"""Predictions: networks are drawn once for a stage, evaluated, calibrated, exported."""
+"""Predictions of networks drawn once per stage: evaluation, calibration, export."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Prediction(NamedTuple):
 
 
 class PredictionStage:
-    """A validation, a test, or a prediction: its networks are drawn once, for all batches.
+    """A validation, test or prediction, with networks drawn once for all batches.
 
     Attributes:
         predictor: the networks; None outside of a stage.
@@ -68,13 +68,13 @@ class PredictionStage:
     evaluator: Evaluator | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without networks that were drawn."""
+        """Omit the drawn networks."""
         return {}
 
 
 # ------------------------------------------------------------ what predicts
 def posterior_for(module: Bayesian, purpose: Purpose) -> Posterior:
-    """The posterior for a purpose, with a warning if a trained one lacks its Gaussians."""
+    """Return the posterior for a purpose, with a warning if a trained one lacks its Gaussians."""
     missing = module.state.lacks
     if missing and module.has_weights and not module.fits_now:
         rank_zero_warn(
@@ -85,7 +85,7 @@ def posterior_for(module: Bayesian, purpose: Purpose) -> Posterior:
 
 
 def unrefreshed(module: Bayesian) -> Posterior:
-    """Make the posterior that predicts, without statistics for networks that are drawn."""
+    """Return the posterior for predictions, without refreshed statistics."""
     if module.has_own_posterior:
         return module.posterior()
     choose = partial(_some, module.seed, module.eval_samples)
@@ -93,12 +93,12 @@ def unrefreshed(module: Bayesian) -> Posterior:
 
 
 def posterior_of(module: Bayesian) -> Posterior:
-    """Make the posterior that predicts in validation, test and prediction."""
+    """Return the posterior for validation, test and prediction."""
     return refreshed(module, unrefreshed(module), module.eval_samples)
 
 
 def modes_of(module: Bayesian, samples: int) -> list[Posterior]:
-    """One for each mode of the posterior that predicts as it does.
+    """Return the posteriors of the modes, as used for predictions.
 
     Args:
         module: whose posterior it is.
@@ -109,18 +109,18 @@ def modes_of(module: Bayesian, samples: int) -> list[Posterior]:
 
 
 def _some(seed: int, count: int, numbers: Sequence[int]) -> list[int]:
-    """Up to so many of many, drawn without replacement."""
+    """Draw at most ``count`` numbers without replacement."""
     order = torch.randperm(len(numbers), generator=keyed_generator(seed, "kept"))[:count]
     return [numbers[k] for k in order.sort().values.tolist()]
 
 
 def count_of(module: Bayesian, posterior: Posterior) -> int:
-    """Count the networks of a posterior that predict: all of a list, else as many as wanted."""
+    """Return the number of networks for predictions: all of a list, else the requested number."""
     return posterior.size if isinstance(posterior, Empirical) else module.eval_samples
 
 
 def refreshed(module: Bayesian, posterior: Posterior, samples: int, *key: int) -> Posterior:
-    """A posterior as it predicts: networks that are drawn have statistics of their own.
+    """Return a posterior whose drawn networks have BatchNorm statistics of their own.
 
     Args:
         module: that predicts.
@@ -145,7 +145,7 @@ def refreshed(module: Bayesian, posterior: Posterior, samples: int, *key: int) -
 
 
 def exported(module: Bayesian, samples: int | None) -> Params:
-    """Plain networks that predict as the posterior does, by default as many as predict."""
+    """Return networks that predict like the posterior, by default ``eval_samples`` of them."""
     wanted = module.eval_samples if samples is None else samples
     choose = partial(_some, module.seed, wanted) if samples is None else list
     posterior = posterior_for(module, Purpose(fitting=module.fits_now, choose=choose))
@@ -161,7 +161,7 @@ def exported(module: Bayesian, samples: int | None) -> Params:
 
 
 def predictor_of(module: Bayesian) -> Predictor:
-    """The networks of this stage, or as many that are drawn for this call."""
+    """Return the predictor of this stage, or a new one for this call."""
     if module.stage.predictor is not None:
         return module.stage.predictor
     generator = keyed_generator(module.seed, "judged", device=module.device)
@@ -181,7 +181,7 @@ def begin(module: Bayesian, evaluator: Evaluator | None = None) -> None:
 
 
 def _prepare(module: Bayesian) -> None:
-    """Complete the posterior, and warn of weights that nobody has trained."""
+    """Complete the posterior, and warn of untrained weights."""
     complete(module)
     drawn = "its members have the weights that they were drawn with"
     instead = module.method.unfitted or (drawn if module.members > 1 else "")
@@ -224,7 +224,7 @@ def add(module: Bayesian, batch: Any, number: int, loader: int) -> None:
 
 
 def end_stage(module: Bayesian) -> None:
-    """Log every number under the name of the stage, and release the networks."""
+    """Log every metric under the name of the stage, and release the networks."""
     trainer = module.trainer
     if not trainer.predicting:
         _log(module, "test" if trainer.testing else "val")
@@ -278,7 +278,7 @@ def calibrate(module: Bayesian, datamodule: Any, method: str | None, **options: 
 
 
 def _whole(loader: Any) -> Any:
-    """All examples, also where several processes share them: all fit the same calibrator."""
+    """Return a loader of all examples, even if processes share them, for a common calibrator."""
     whole = getattr(loader, "whole", None)
     if whole is not None:
         return whole()
@@ -291,7 +291,7 @@ def _whole(loader: Any) -> Any:
 
 
 class Predictive(nn.Module):
-    r"""Runs every network of a stack and averages what the likelihood makes of the outputs.
+    r"""Runs every network of a stack and averages the likelihood's predictions.
 
     .. math:: p(y | x) = \frac1S \sum_s p(y | x, \omega_s)
 
@@ -326,7 +326,7 @@ class Predictive(nn.Module):
         self.eval()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """The template may hold tensors that no state dict names."""
+        """Move the template, too, which may have tensors outside the state dict."""
         self.template._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
@@ -334,7 +334,7 @@ class Predictive(nn.Module):
         return self.likelihood.predictive(self.outputs(*inputs, **named))
 
     def outputs(self, *inputs: Any, **named: Any) -> Any:
-        """Outputs of every network, ``(samples, batch, ...)``.
+        """Return the outputs of every network, ``(samples, batch, ...)``.
 
         Args:
             *inputs: of the network.
@@ -345,7 +345,7 @@ class Predictive(nn.Module):
         return tree_map(lambda *t: torch.stack(t) if isinstance(t[0], Tensor) else t[0], *outputs)
 
     def predict_representation(self, *inputs: Any, **named: Any) -> Any:
-        """Distributions that every network predicts, a sample for the package probly.
+        """Return the predicted distributions of all networks, as a sample for the package probly.
 
         Its ``representer`` finds this method, so that a `Predictive` is a predictor of theirs.
 

@@ -165,7 +165,7 @@ def moved_by(module: Bayesian, datamodule: Any = None) -> Callable[[Any], Any]:
 
 
 def _limit(module: Bayesian, loader: Any) -> int | None:
-    """Return the number of batches per epoch where it is limited: streams, samplers, trials."""
+    """Return the number of batches per epoch if limited: streams, samplers, trials."""
     trainer = trainer_of(module)
     if trainer is None:
         return None
@@ -195,7 +195,7 @@ def _gathered(module: Bayesian, value: Any, rows: Tensor) -> Any:
 
 
 def _has_all(module: Bayesian, loader: Any) -> bool:
-    """Check whether a process sees all the data by itself, as far as can be known.
+    """Return whether a process sees all the data by itself, as far as can be known.
 
     Data in a random order may differ between processes, and yet be the same.
     """
@@ -210,7 +210,7 @@ def _has_all(module: Bayesian, loader: Any) -> bool:
 
 
 def _of_all(module: Bayesian, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Join the batches of processes that share out the data by themselves.
+    """Join the batches of processes that already divide the data among themselves.
 
     Loaders that begin alike yield all the data in every process, and are used as they are.
     """
@@ -226,7 +226,7 @@ def _of_all(module: Bayesian, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _parts(batch: Batch | None, processes: int) -> list[Batch]:
-    """Return the next batch of every process, or None from those without any more."""
+    """Return the next batch of every process, with None for exhausted ones."""
     mine = batch and replace(
         batch, inputs=move_data_to_device(batch.inputs, "cpu"), targets=batch.targets.cpu()
     )
@@ -236,7 +236,7 @@ def _parts(batch: Batch | None, processes: int) -> list[Batch]:
 
 
 def _equal(a: Batch, b: Batch) -> bool:
-    """Check whether two batches have equal tensors."""
+    """Return whether two batches have equal tensors."""
     pairs = zip(tree_leaves((a.inputs, a.targets)), tree_leaves((b.inputs, b.targets)), strict=True)
     return all(torch.equal(x, y) for x, y in pairs if isinstance(x, Tensor))
 
@@ -324,7 +324,7 @@ def data_size(loader: Any, batches: int | float | None = None) -> int:
 
 
 def in_order(loader: Any) -> bool:
-    """Check whether a loader yields the same batches in every epoch."""
+    """Return whether a loader yields the same batches in every epoch."""
     keeps_order = isinstance(_chooser_of(loader), SequentialSampler | _GIVEN)
     return keeps_order or getattr(loader, "training", None) is False
 

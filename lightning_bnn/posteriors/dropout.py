@@ -97,7 +97,7 @@ def dropout_sites(model: nn.Module, example: Sequence[Any]) -> list[DropoutSite]
 
 @torch.no_grad()
 def drops_units(model: nn.Module, example: Sequence[Any]) -> bool:
-    """Check whether a network drops units in training, by modules or by functions."""
+    """Return whether a network drops units in training, by modules or by functions."""
     watch = _in_training(model, example)
     return any(watch.attention) or any(site.rate > 0 for site in watch.sites)
 

@@ -172,7 +172,7 @@ class Mixture(Posterior):
     def _spread(
         self, n: int, generator: torch.Generator | None
     ) -> tuple[list[tuple[Posterior, int, torch.Generator | None]], Tensor]:
-        """Return components with draws, their numbers and generators, and the order."""
+        """Return the components to draw from with their counts and generators, and the order."""
         check_count(n)
         counts, generators, order = spread(n, self.weights, generator)
         shares = zip(self.modes(), counts, generators, strict=True)

@@ -39,13 +39,13 @@ def without_factors(model: nn.Module) -> list[str]:
 
 
 def _has_factors(module: nn.Module) -> bool:
-    """Check whether a module is a layer of torch itself, not a subclass with its own forward."""
+    """Return whether a module is a layer of torch itself, not a subclass with its own forward."""
     is_convolution = type(module).forward is nn.Conv2d.forward
     return is_linear(module) or (is_convolution and getattr(module, "groups", 1) == 1)
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Check whether a module is a linear layer of torch itself."""
+    """Return whether a module is a linear layer of torch itself."""
     return type(module).forward is nn.Linear.forward
 
 

@@ -150,7 +150,7 @@ class LaplaceGaussian(Posterior):
     # -------------------------------------------------------- the Gaussian
     @property
     def is_linearised(self) -> bool:
-        """Check whether its predictions differ from those of its samples, run as networks."""
+        """True if its predictions differ from those of its samples, run as networks."""
         return self.prediction == "linearised" and self.last_layer is None
 
     @property

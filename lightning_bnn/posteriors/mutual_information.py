@@ -102,7 +102,7 @@ def _rows(layer: UnitLayer, sampled: Sampled, units: Tensor | None) -> Rows:
 # Twice the negative log-densities of units under each other's law, as far as some of their weights
 # tell. Rounding is on the safe side: it is a part of the largest squares that enter a difference.
 def _telling_bound(rows: Rows, scales: Tensor) -> Tensor:
-    """Return the bound in one product, if the squares themselves are not needed later."""
+    """Return the bound by a single product, without the squares."""
     w, mu, rho = rows
     centre = mu.mean(1, keepdim=True)
     w, mu, precision = w - centre, mu - centre, (-2 * rho).exp()
@@ -289,7 +289,7 @@ class Squares(NamedTuple):
 
     @property
     def are_exact(self) -> bool:
-        """Check whether the rounding of float32 does not matter here."""
+        """True if the rounding of float32 does not matter here."""
         peak = self.of_weights.amax() + self.of_means.amax()
         return self.of_weights.dtype == torch.float64 or bool(peak <= _SINGLE)
 

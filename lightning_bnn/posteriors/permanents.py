@@ -230,7 +230,7 @@ def _plain_others(x: Tensor, dim: int) -> Tensor:
 
 
 def _others(x: Tensor, dim: int) -> Tensor:
-    """Return the same sums as `_plain_others`, without cancellation.
+    """Return the sums of `_plain_others`, without cancellation.
 
     All entries but the largest are at most half of the sum, so that subtracting them is safe. The
     sum without the largest is computed separately.

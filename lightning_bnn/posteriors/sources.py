@@ -197,7 +197,7 @@ _ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _is_state(source: Any) -> bool:
-    """Check whether an object holds the weights of one network by name."""
+    """Return whether an object holds the weights of one network by name."""
     params = getattr(source, "params", None)
     tensors = list(params.values()) if isinstance(params, Mapping) else []
     alike = bool(tensors) and all(isinstance(t, Tensor) for t in tensors)
@@ -207,7 +207,7 @@ def _is_state(source: Any) -> bool:
 def _posterior_of_states(
     states: Sequence[Any], network: nn.Module | None, alone: bool
 ) -> Posterior:
-    """Make Gaussians from states with variances, otherwise a posterior of the networks of all."""
+    """Make a Gaussian from states with variances, otherwise an empirical posterior."""
     if len({next(iter(s.params.values())).data_ptr() for s in states}) < len(states):
         raise ValueError("Some of the states share tensors: update with `inplace=False`.")
     networks = [_completed(state, network) for state in states]

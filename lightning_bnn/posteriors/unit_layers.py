@@ -160,7 +160,7 @@ def _at(along: Tensor, positions: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _are_all(positions: Tensor, size: int) -> bool:
-    """Check whether there is one position for each unit, in order, once for each tensor."""
+    """Return whether there is one position for each unit, in order, once for each tensor."""
     return torch.equal(positions, torch.arange(size, device=positions.device)[:, None])
 
 

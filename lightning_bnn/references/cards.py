@@ -50,7 +50,7 @@ class Card:
 
     @property
     def failures(self) -> list[str]:
-        """List the criteria of gold that these draws, or those from other seeds, miss."""
+        """The criteria of gold that these draws, or those from other seeds, fail."""
         count = len(self.again)
         few = [] if count >= _SEEDS else [f"sampled from {count} other seeds, not {_SEEDS}"]
         of_seeds = [f"seed {o['seed']}: {text}" for o in self.again for text in o["failures"]]
@@ -67,7 +67,7 @@ class Card:
 
     @classmethod
     def read(cls, path: Path) -> Card:
-        """Read the result of `write`, with failures computed from its numbers."""
+        """Read a card that `write` has written, with failures computed from its numbers."""
         try:
             content = parse_json(path.read_text(encoding="utf-8"), object_hook=_with_nan)
             del content["failures"]

@@ -36,7 +36,7 @@ _POINTS, _COMPARED = 100, 60
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Diagnostics of draws of several chains.
+    """Diagnostics of the draws of several chains.
 
     Attributes:
         chains: number of chains.
@@ -58,7 +58,7 @@ class Diagnosis:
     halves: Mapping[str, Measured]
 
     def failures(self) -> list[str]:
-        """Describe the criteria of gold that these draws miss."""
+        """Describe the criteria of gold that these draws fail."""
         function = self.spaces["function"]
         checks = {
             f"{self.chains} chains, not {CHAINS}": self.chains >= CHAINS,
@@ -112,7 +112,7 @@ def diagnose(stored: StoredPosterior, problem: Problem) -> Diagnosis:
 
 
 def followed(stored: StoredPosterior, problem: Problem, networks: Params) -> dict[str, Tensor]:
-    """Return the numbers of every network that are compared between chains, by space.
+    """Return the quantities of every network that are compared between chains, by space.
 
     For predictions these are the logarithms of the probabilities of up to a hundred test targets,
     or the outputs for their inputs if the likelihood is Gaussian, in float64.

@@ -38,7 +38,7 @@ def reference_folder(name: str) -> Path:
 
 
 def is_gold(name: str) -> bool:
-    """Check whether a reference is gold by its card, and so may rank approximations.
+    """Return whether a reference is gold by its card, and so may rank approximations.
 
     >>> is_gold("two_gaussians")
     True
@@ -47,7 +47,7 @@ def is_gold(name: str) -> bool:
 
 
 def reference_location(text: str) -> Location:
-    """Find a reference by name, or networks on disk that serve as one.
+    """Find a reference by name, or networks on disk that can be used as one.
 
     >>> reference_location("sine").path.name
     'bank'

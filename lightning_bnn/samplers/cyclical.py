@@ -71,7 +71,7 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def sampling(self) -> bool:
-        """Check whether this is the part of a cycle in which networks are collected."""
+        """True if this is the part of a cycle in which networks are collected."""
         return self.position >= self.exploration
 
     def get_lr(self) -> list[Any]:
@@ -83,7 +83,7 @@ class CyclicalSchedule(LRScheduler):
 
 
 def parts_of(scheduler: Any) -> list[Any]:
-    """List a schedule and its parts.
+    """List a schedule and all schedules nested in it.
 
     >>> import torch
     >>> from torch.optim.lr_scheduler import ConstantLR, SequentialLR

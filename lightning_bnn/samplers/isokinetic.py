@@ -1,4 +1,4 @@
-"""Dynamics of constant speed: turning by gradients, refreshment by noise, adaptation of steps."""
+"""Dynamics of constant speed: rotation by gradients, refreshment by noise, step adaptation."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class TunedSteps:
 
     @property
     def lengths(self) -> Tensor:
-        """Length after which each chain forgets its direction, None before the first step."""
+        """Distance after which each chain forgets its direction, None before the first step."""
         return self._known("lengths")
 
     @property

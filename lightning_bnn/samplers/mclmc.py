@@ -127,7 +127,7 @@ class MCLMC(TunedSteps, EnergySampler):
         return energies
 
     def _descend(self, group: dict[str, Any], closure: Callable[[], Tensor] | None) -> Tensor:
-        """Descend by Adam, each chain for itself."""
+        """Take steps of Adam, independently for each chain."""
         x, each, state = self.rows(), 2 * group["steps"], self.state[self.moving()[0]]
         energies = torch.zeros(0)
         for k in range(group["step"] * each, (group["step"] + 1) * each):
@@ -244,7 +244,7 @@ _B = 0.1931833275037836
 
 
 class Place(NamedTuple):
-    """Positions and directions of chains, all ``(chains, numbers)`` but the energy.
+    """Positions and directions of chains, all ``(chains, numbers)`` except the energy.
 
     Attributes:
         x: positions.
@@ -259,7 +259,7 @@ class Place(NamedTuple):
     gradient: Array
 
     def where(self, chains: Array, rejected: Place) -> Place:
-        """Select these for some chains, and others for the rest.
+        """Combine these values for some chains with others for the rest.
 
         Args:
             chains: mask, ``(chains,)``.

@@ -148,7 +148,7 @@ class OrbitMoves:
 
 
 def _is_separable(group: ScalingGroup, sym: Symmetries) -> bool:
-    """Check whether no weight has factors of two units, or of one unit twice."""
+    """Return whether no weight has factors of two units, or of one unit twice."""
     tensors = [sym.axes[placement.axis].tensor for placement in group.placements]
     return len(set(tensors)) == len(tensors) and not any(p.meets_itself for p in group.placements)
 

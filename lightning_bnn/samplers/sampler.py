@@ -59,7 +59,7 @@ class Sampler(torch.optim.Optimizer):
 
     @property
     def is_tuning(self) -> bool:
-        """Check whether the last step still descended or adapted, and gave no draw."""
+        """True if the last step still descended or adapted, and gave no draw."""
         return any(
             group["step"] <= group.get("descent_steps", 0) + group["adapt_steps"]
             for group in self.param_groups

@@ -1,4 +1,4 @@
-"""Microcanonical Langevin dynamics with the gradients of minibatches."""
+"""Microcanonical Langevin dynamics with minibatch gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SCALES_AND_SIZES = 0.7
 
 
 class SMILE(TunedSteps, Langevin):
-    r"""Chains of constant speed, turned by the gradients of minibatches.
+    r"""Chains of constant speed, rotated by minibatch gradients.
 
     .. math:: dx = C u \, dt, \quad du = (1 - u u^T) \Big(\frac{-C \nabla U}{T (d - 1)} \, dt
         + \sqrt{\tfrac{2}{L d}} \, dW\Big), \quad C \propto 1 / \mathrm{std}(\nabla U)
