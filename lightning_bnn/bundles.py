@@ -113,7 +113,7 @@ def read_bundle(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Iterato
 
 
 def _tensors(path: Path) -> Params:
-    tensors = {name: stored.read() for name, stored in read_file(path).tensors.items()}
+    tensors = {name: stored.read().clone() for name, stored in read_file(path).tensors.items()}
     _check_numbers(path, tensors)
     return tensors
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, open_network, write_like
 from weightsym.matching.align import distance_to_mean
 from weightsym.matching.interpolation import mean_loss
+from weightsym.matching.moved import inner_products
+from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
 from weightsym.networks.files import checkpoints
@@ -39,10 +42,13 @@ _SETTINGS = (
 )  # fmt: skip
 """Entries of a checkpoint that an average retains."""
 _HALF = (torch.float16, torch.bfloat16)
-_AT_ONCE = 2**24
+_AT_ONCE = 2**20
 """Number of entries of a tensor, of all networks together, that are averaged at once."""
-_LARGE = 2**27
-"""Number of entries of all networks above which they stay on disk, and are matched in pairs."""
+_LARGE = 2**26
+"""Bytes of all networks in single precision above which they stay on disk."""
+_SWEEPS = 5
+"""Number of times that each of several large networks is matched to the mean of the others."""
+_GAIN = 1e-6  # of the similarity; less is rounding
 
 
 def merge(
@@ -75,9 +81,8 @@ def merge(
             networks have equal weights. 0 1 writes the second one in the frame of the first.
         last: number of networks of each bank or folder, counted from the end; by default all.
         method: joint matches every network to the sum of the others, by permutations and signs;
-            reference matches all to the first, and is always used for networks of more than 2^27
-            numbers together, which stay on disk; mixing also matches heads, streams and adapters by
-            matrices; plain averages without matching.
+            reference matches all to the first; mixing also matches heads, streams and adapters by
+            matrices, large networks to the first only; plain averages without matching.
         data: data for re-estimating the statistics of batch norms and evaluating the average:
             import path of a LightningDataModule, a configuration (.yaml), or a .pt or .safetensors
             file with inputs and targets.
@@ -187,40 +192,72 @@ class Every(Mapping[str, Tensor]):
         return len(self.networks[0])
 
     def __getitem__(self, name: str) -> Tensor:
-        rows = [self._read(k, name) for k in range(len(self.networks))]
+        rows = [self.read(k, name) for k in range(len(self.networks))]
         wide = functools.reduce(torch.promote_types, (row.dtype for row in rows))
         return torch.stack([row.to(wide) for row in rows])
 
     def member(self, k: int) -> Params:
         """Return one complete network."""
-        return {name: _wide(self._read(k, name)) for name in self}
+        return {name: _wide(self.read(k, name)) for name in self}
 
-    def parts(self, name: str) -> Iterator[Tensor]:
-        """Yield one tensor of all networks in at least single precision, in parts if large."""
-        rows = self[name]
-        if rows.ndim == 1:
-            rows = rows[:, None]
-        most = max(1, _AT_ONCE // max(1, rows[:, :1].numel()))
-        return map(_wide, rows.split(most, 1))
+    def parts(self, name: str, weights: Sequence[float] | None = None) -> Iterator[Tensor]:
+        """Yield one tensor of networks in at least single precision, a few entries at a time.
+
+        Args:
+            name: of the tensor.
+            weights: of all networks, of which those without one are left out.
+        """
+        chosen = [k for k in range(len(self.networks)) if weights is None or weights[k]]
+        rows = [self.read(k, name).reshape(-1) for k in chosen]
+        wide = functools.reduce(torch.promote_types, (row.dtype for row in rows))
+        step = max(1, _AT_ONCE // len(rows))
+        for first in range(0, max(1, len(rows[0])), step):
+            some = [row[first : first + step].to(wide) for row in rows]
+            yield _wide(torch.stack(some))
 
     def mean(self, name: str, weights: Sequence[float], dtype: torch.dtype | None = None) -> Tensor:
         """Return one tensor of the mean."""
-
-        def convert(t: Tensor) -> Tensor:
-            return t if dtype is None else _converted(name, t, dtype)
-
-        means = (weighted_mean({name: piece}, weights)[name] for piece in self.parts(name))
-        mean = torch.cat([convert(piece) for piece in means])
+        counting, mean, end = [w for w in weights if w], None, 0
+        for piece in self.parts(name, weights):
+            part = weighted_mean({name: piece}, counting)[name]
+            part = part if dtype is None else _converted(name, part, dtype)
+            mean = part.new_empty(self.shape(name).numel()) if mean is None else mean
+            mean[end : end + len(part)] = part
+            end += len(part)
+        assert mean is not None
         return mean.reshape(self.shape(name))
+
+    def others(self, k: int, weights: Sequence[float]) -> Mapping[str, Tensor]:
+        """Return the mean of all networks but one, which is computed as it is read."""
+        left = [0.0 if j == k else w for j, w in enumerate(weights)]
+        return _Computed(list(self), functools.partial(self.mean, weights=left))
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of a tensor."""
         first = self.networks[0]
         return first.shape(name) if isinstance(first, FittedNetwork) else first[name].shape
 
-    def _read(self, k: int, name: str) -> Tensor:
+    def read(self, k: int, name: str) -> Tensor:
+        """Return one tensor of one network, moved by its element."""
         network, element = self.networks[k], self.elements[k]
         return network[name] if element is None else element.of(name, network.__getitem__)
+
+
+@dataclass(frozen=True, eq=False)
+class _Computed(Mapping[str, Tensor]):
+    """Tensors that are computed when they are read, and not held."""
+
+    names: list[str]
+    compute: Callable[[str], Tensor]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.compute(name)
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -286,8 +323,10 @@ class _Average:
         if not (sym.permutations or sym.signs or (mixing and sym.linear)):
             print("The network has no exchangeable units: it is averaged without matching.")
             return
-        if self.size * len(self.weights) > _LARGE:
+        if 4 * self.size * len(self.weights) > _LARGE:
             self._match_to_the_first(sym, mixing, seed)
+            if method == "joint" and len(self.weights) > 2:
+                self._match_to_the_others(sym, seed)
             return
         options: dict[str, Any] = {"method": "reference" if method == "reference" else "joint"}
         options |= {"signs": not mixing, "mixing": mixing, "seed": seed, "weights": self.balanced}
@@ -297,7 +336,7 @@ class _Average:
         self.every = Every(list(unstack(alignment.element(whole))))
 
     def _match_to_the_first(self, sym: Symmetries, mixing: bool, seed: int) -> None:
-        """Match large networks in pairs, since a joint frame needs all of them in memory."""
+        """Match large networks in pairs, tensor by tensor."""
         first, *others = self.every.networks
         for k, network in enumerate(shown(others, "matching")):
             result: MatchResult | FullMatch = (
@@ -307,6 +346,21 @@ class _Average:
             )
             print(f"network {k + 2} to the first: {result}")
             self.every.elements[k + 1] = result.element
+
+    def _match_to_the_others(self, sym: Symmetries, seed: int) -> None:
+        """Match each large network but the first to the mean of the others, until all stay."""
+        every, names = self.every, plan_of(sym).compared
+        for _ in range(_SWEEPS):
+            moved = False
+            for k, network in list(enumerate(every.networks))[1:]:
+                others = every.others(k, self.balanced)
+                found = match(network, others, sym, method="ascent", signs=True, seed=seed)
+                pairs = ((every.read(k, n)[None], others[n]) for n in names)
+                before = sum(float(inner_products(*pair, torch.float32)) for pair in pairs)
+                if float(found.objective) > before + _GAIN * abs(before):
+                    every.elements[k], moved = found.element, True
+            if not moved:
+                return
 
     def mean(self) -> Callable[..., Tensor]:
         """Return the average, with statistics of batch norms re-estimated on the data."""

@@ -575,7 +575,7 @@ class Element:
             raise ValueError(f"{path} holds no element of a group.")
         if file.metadata.get("axes") != _layout(sym):
             raise ValueError(f"{path} holds an element of another network than `sym`.")
-        tensors = {name: stored.read() for name, stored in file.tensors.items()}
+        tensors = {name: stored.read().clone() for name, stored in file.tensors.items()}
         sources = json.loads(file.metadata["sources"])
         return cls(sym, tuple(_step_of(k, s, tensors) for k, s in enumerate(sources)))
 

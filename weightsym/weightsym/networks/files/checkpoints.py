@@ -45,7 +45,8 @@ def read_state(path: Path, mmap: bool = False) -> tuple[Params, dict[str, Any]]:
     ({'net.w': tensor([1., 1.])}, {'step': 30, 'epoch': 2})
     """
     if path.suffix == ".safetensors":
-        return {name: tensor.read() for name, tensor in read_file(path).tensors.items()}, {}
+        stored = read_file(path).tensors
+        return {name: tensor.read().clone() for name, tensor in stored.items()}, {}
     content = load(path, mmap=mmap)
     content = content if isinstance(content, dict) else {}
     nested = (content[key] for key in _NESTED if isinstance(content.get(key), dict))

@@ -23,8 +23,8 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class FittedNetwork(Mapping[str, Tensor]):
     """A network on disk under the tensor names of its architecture.
 
-    It maps these names to tensors as they are stored. Each is read when it is asked for, and nobody
-    keeps it; numbers that are not finite are refused.
+    It maps these names to tensors as they are stored, in pages of the file where that is mapped.
+    Nobody keeps them; numbers that are not finite are refused.
 
     Attributes:
         stored: where it is.
@@ -61,7 +61,7 @@ class FittedNetwork(Mapping[str, Tensor]):
 
     def read(self, name: str) -> Tensor:
         """Read one tensor by its name in the network, in its stored dtype."""
-        return self.stored.read(self.places[name])
+        return self.stored.tensors[self.places[name]].read()
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.read(name)
@@ -154,7 +154,7 @@ def _check_types(fitted: FittedNetwork, names: NetworkNames) -> None:
 
 def _check_ties(fitted: FittedNetwork) -> None:
     for key, name in fitted.again.items():
-        if not torch.equal(fitted.stored.read(key), fitted.read(name)):
+        if not torch.equal(fitted.stored.tensors[key].read(), fitted.read(name)):
             raise ValueError(
                 f"{fitted.stored.path}: {key!r} and {fitted.places[name]!r} are one tensor in "
                 "the network, and differ in the file."

@@ -8,7 +8,9 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ class StoredTensor:
     Attributes:
         dtype: its type.
         shape: its shape.
-        read: gives it, into memory of its own.
+        read: gives it, in pages of the file where that is mapped: clone what outlives the file.
     """
 
     dtype: torch.dtype
@@ -74,8 +76,35 @@ def read_file(path: Path) -> TensorFile:
             kinds = {name: (row.get_dtype(), row.get_shape()) for name, row in rows.items()}
     except SafetensorError as error:
         raise _damaged(path, error) from error
-    tensors = {name: _stored(path, name, *entry) for name, entry in kinds.items()}
+    content = _Content(path)
+    tensors = {
+        name: StoredTensor(*_checked(path, name, *entry), partial(content.read, name))
+        for name, entry in kinds.items()
+    }
     return TensorFile(path.name, tensors, metadata)
+
+
+@dataclass(frozen=True, eq=False)
+class _Content:
+    """The numbers of a file, which is mapped when the first of them are read."""
+
+    path: Path
+
+    @cached_property
+    def _mapped(self) -> Any:
+        from safetensors import safe_open
+
+        return safe_open(self.path, framework="pt").__enter__()
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor in the pages of the file."""
+        from safetensors import SafetensorError
+
+        try:
+            tensor: Tensor = self._mapped.get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(self.path, error) from error
+        return tensor
 
 
 def read_bytes(path: Path, content: bytes) -> dict[str, Tensor]:
@@ -96,10 +125,10 @@ def read_bytes(path: Path, content: bytes) -> dict[str, Tensor]:
 
 
 def _tensor(path: Path, name: str, dtype: str, shape: list[int], data: bytes | bytearray) -> Tensor:
-    kind = _stored(path, name, dtype, shape)
+    kind, size = _checked(path, name, dtype, shape)
     if not data:
-        return torch.empty(kind.shape, dtype=kind.dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind.dtype).view(kind.shape)
+        return torch.empty(size, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).view(size)
 
 
 def check_names(path: Path, names: Iterable[str]) -> None:
@@ -113,26 +142,16 @@ def _damaged(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} is no safetensors file, or it is damaged: {first_line(error)}.")
 
 
-def _stored(path: Path, name: str, dtype_name: str, shape: list[int]) -> StoredTensor:
+def _checked(
+    path: Path, name: str, dtype_name: str, shape: list[int]
+) -> tuple[torch.dtype, torch.Size]:
     if dtype_name not in _TYPES:
         raise ValueError(
             f"{path}: {name!r} is of type {dtype_name}, which this package cannot read."
         )
     if math.prod(max(1, size) for size in shape) >= 2**60:
         raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
-    return StoredTensor(_TYPES[dtype_name], torch.Size(shape), lambda: _read(path, name))
-
-
-def _read(path: Path, name: str) -> Tensor:
-    """Read one tensor into its own memory: mapped pages would count as memory once touched."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name).clone()
-    except SafetensorError as error:
-        raise _damaged(path, error) from error
-    return tensor
+    return _TYPES[dtype_name], torch.Size(shape)
 
 
 # ------------------------------------------------------------ writing

@@ -126,8 +126,8 @@ class StoredNetwork:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor in its stored dtype."""
-        return self.tensors[name].read()
+        """Read one tensor in its stored dtype, into its own memory."""
+        return self.tensors[name].read().clone()
 
 
 def open_network(path: Path) -> StoredNetwork:
@@ -177,5 +177,5 @@ def _of_torch(path: Path) -> TensorFile:
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError(f"{path}: {name!r} is sparse or quantised, and not read.")
-    tensors = {n: StoredTensor(t.dtype, t.shape, t.detach().clone) for n, t in state.items()}
+    tensors = {n: StoredTensor(t.dtype, t.shape, t.detach) for n, t in state.items()}
     return TensorFile(path.name, tensors, {"format": "pt"})
