@@ -31,6 +31,7 @@ from weightsym.params import (
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "Dirichlet",
     "Gaussian",
     "GaussianPrediction",
     "IsotropicGaussianPrior",
@@ -170,6 +171,10 @@ class Categorical(Likelihood):
         """Return the mean probabilities of several networks, ``(samples, batch, ...)``."""
         return outputs.softmax(-1 if self.classes == "last" else 2).mean(0)
 
+    def class_entropy(self, outputs: Tensor) -> Tensor:
+        """Return the entropy of the class under every network, from outputs ``(..., classes)``."""
+        return torch.special.entr(outputs.softmax(-1)).sum(-1)
+
     def curvature_root(self, outputs: Tensor) -> Tensor:
         """Return R with R R^T = diag(p) - p p^T, the curvature of the cross-entropy."""
         p = outputs.softmax(-1)
@@ -276,6 +281,38 @@ class Categorical(Likelihood):
                 )
             return logits[..., :-1, :], targets[:, 1:]
         return logits, targets
+
+
+class Dirichlet(Categorical):
+    r"""Outputs are log concentrations of a Dirichlet distribution over class probabilities.
+
+    .. math:: p(y) = \frac{\alpha_y}{\alpha_0}, \quad \alpha = e^z, \quad
+        \bar H = \psi(\alpha_0 + 1) - \textstyle\sum_c p(c)\, \psi(\alpha_c + 1)
+
+    The mean probabilities are those of ``Categorical``. The expected entropy :math:`\bar H` is that
+    of networks that disagree as draws of the distribution do. Labels do not determine the sum of
+    the concentrations: networks learn it from a posterior, see `Distillation`.
+
+    >>> surely, unsure = torch.full((1, 2), 9.0), torch.full((1, 2), -9.0)
+    >>> [round(Dirichlet().class_entropy(z).item(), 3) for z in (surely, unsure)]  # of log 2
+    [0.693, 0.0]
+    """
+
+    def class_entropy(self, outputs: Tensor) -> Tensor:
+        """Return the expected entropy of the class given its probabilities."""
+        total = outputs.logsumexp(-1, keepdim=True)
+        inner = outputs.softmax(-1) * torch.digamma(outputs.exp() + 1)
+        return torch.digamma(total[..., 0].exp() + 1) - inner.sum(-1)
+
+    def draws(self, outputs: Tensor, n: int) -> Tensor:
+        """Draw logits of n networks for every network, ``(n * samples, batch, classes)``.
+
+        Args:
+            outputs: of networks, ``(samples, batch, classes)``.
+            n: number of draws of each.
+        """
+        law = torch.distributions.Dirichlet(at_least_single(outputs).exp())
+        return law.sample((n,)).clamp_min(torch.finfo(torch.float32).tiny).log().flatten(0, 1)
 
 
 def _check_range(targets: Tensor, classes: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_bnn import metrics as M
-from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
+from lightning_bnn.likelihoods import Bernoulli, Categorical, Dirichlet, Gaussian
 from lightning_bnn.metrics.base import ExampleMean
 from lightning_bnn.metrics.classification import kl_of_each
 from lightning_bnn.metrics.gaussian_mixture import (
@@ -238,7 +238,8 @@ class ClassPredictions(Predictions):
         if isinstance(likelihood, Bernoulli):
             logits = torch.cat([torch.zeros_like(logits), logits], -1)
         logs = logits.log_softmax(-1).clamp_min(_LEAST_LOG)
-        return logs, _entropy(logs)
+        spread = isinstance(likelihood, Dirichlet)
+        return logs, likelihood.class_entropy(logits) if spread else _entropy(logs)
 
     def mean(self) -> ClassPredictions:
         """The mixture over the first dimension."""

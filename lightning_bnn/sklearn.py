@@ -90,7 +90,7 @@ class _Estimator(BaseEstimator):
 
     def _class(self) -> Any:
         """The class of the module."""
-        untrained = modules.Bayesian, modules.FromCheckpoints
+        untrained = modules.Bayesian, modules.FromCheckpoints, modules.Distillation
         classes = {
             name: cls
             for name, cls in inspect.getmembers(modules, inspect.isclass)

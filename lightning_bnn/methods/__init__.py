@@ -7,6 +7,7 @@ from weightsym import lazy_package
 if TYPE_CHECKING:
     from lightning_bnn.methods.all_data import *
     from lightning_bnn.methods.chains import *
+    from lightning_bnn.methods.distillation import *
     from lightning_bnn.methods.from_checkpoints import *
     from lightning_bnn.methods.ivon import *
     from lightning_bnn.methods.laplace import *

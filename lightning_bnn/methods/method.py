@@ -217,6 +217,8 @@ class Method(ABC):
     end."""
     unfitted = ""
     """What is evaluated, even of a single member, if nothing has been trained or loaded."""
+    needs_targets = True
+    """Whether batches have targets in training."""
     refreshes_statistics = False
     """Whether drawn networks need BatchNorm statistics of their own."""
 

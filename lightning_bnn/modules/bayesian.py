@@ -39,7 +39,9 @@ from weightsym.params import Params, check_count, check_integer, keyed_randomnes
 
 __all__ = ["Bayesian"]
 
-_NOT_SAVED = ("network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from")
+_NOT_SAVED = (
+    "network", "likelihood", "prior", "optimizer", "lr_scheduler", "start_from", "teacher",
+)  # fmt: skip
 
 
 class Bayesian(L.LightningModule):

@@ -17,6 +17,7 @@ from lightning_bnn.modules.bayesian import Bayesian, OfMethod
 
 __all__ = [
     "DeepEnsemble",
+    "Distillation",
     "FromCheckpoints",
     "HMC",
     "IVON",
@@ -182,6 +183,7 @@ def _argument_texts(cls: type) -> dict[str, str]:
 
 if TYPE_CHECKING:  # a checker knows no class that a function makes: each is the one it returns
     DeepEnsemble = OfMethod
+    Distillation = OfMethod
     FromCheckpoints = OfMethod
     HMC = OfMethod
     IVON = OfMethod
@@ -197,6 +199,7 @@ if TYPE_CHECKING:  # a checker knows no class that a function makes: each is the
 else:
     _made = partial(lightning_class, module=__name__)
     DeepEnsemble = _made(methods.DeepEnsemble, members=5)
+    Distillation = _made(methods.Distillation)
     FromCheckpoints = _made(methods.FromCheckpoints)
     HMC = _made(methods.HamiltonianMonteCarlo, optimizer=samplers.HMC)
     IVON = _made(methods.VariationalOnlineNewton, optimizer=samplers.IVON)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bnn._compat import log, trainer_of
 from lightning_bnn.harvest import ends, epochs_of
+from lightning_bnn.likelihoods import Dirichlet
 from lightning_bnn.methods import Fit, Method, Progress, Samples, Transitions
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.members import (
@@ -43,6 +44,11 @@ def check_parts(method: Any, likelihood: Any, optimizer: Any) -> None:
         raise ValueError(
             "`likelihood` must be a module such as Categorical() or Gaussian(), got "
             f"{likelihood!r}."
+        )
+    if isinstance(likelihood, Dirichlet) and method.needs_targets:
+        raise ValueError(
+            "Labels do not determine the concentrations of `Dirichlet`: a Distillation learns them "
+            "from a posterior."
         )
     if not callable(optimizer):
         raise ValueError(

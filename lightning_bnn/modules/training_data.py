@@ -352,7 +352,12 @@ def batch_for(module: Bayesian, raw: Any, number: int = 0) -> Batch:
         raw: of the loader; a `MemberBatch` has examples for every member.
         number: index of the batch in the run.
     """
-    inputs, targets = module.inputs_and_targets(raw)
+    if module.method.needs_targets:
+        inputs, targets = module.inputs_and_targets(raw)
+    else:
+        inputs = module.inputs_only(raw)
+        first = next(x for x in inputs if isinstance(x, Tensor))
+        targets = torch.zeros(first.shape[: 1 + isinstance(raw, MemberBatch)])
     if not isinstance(targets, Tensor):
         raise ValueError(
             f"The targets of a batch must be a tensor, got {type(targets).__name__}: use "

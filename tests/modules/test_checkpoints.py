@@ -51,7 +51,8 @@ class Plain(L.LightningModule):
 # ------------------------------------------------------------ other classes
 def loads_as(kind):
     """The classes whose checkpoints are Gaussians, or networks, as this one has them."""
-    return {kind, {"SymmetrizedVI": "MFVI", "SMILE": "SGHMC"}.get(kind, kind)}
+    bases = {"SymmetrizedVI": "MFVI", "SMILE": "SGHMC", "Distillation": "DeepEnsemble"}
+    return {kind, bases.get(kind, kind)}
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -44,7 +44,7 @@ def test_arguments_are_those_of_the_method_and_of_every_module(name):
     shared = inspect.signature(Bayesian).parameters.keys() - {"method"}
     assert parameters.keys() == settings.keys() | shared
     saved_settings = {n: v for n, v in settings.items() if n in module.hparams}
-    assert settings.keys() - saved_settings.keys() <= {"prior"}  # a module is not plain data
+    assert settings.keys() - saved_settings.keys() <= {"prior", "teacher"}  # not plain data
     changed = {"every_n_steps"} if name == "mile" else set()  # a transition is a draw
     for argument in saved_settings.keys() - changed:
         assert module.hparams[argument] == settings[argument]

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -22,6 +22,7 @@ from lightning_bnn.modules import (
     SWAG,
     TFB,
     DeepEnsemble,
+    Distillation,
     Laplace,
     MCDropout,
     SymmetrizedVI,
@@ -97,6 +98,26 @@ class Kind(NamedTuple):
         return self.make(net, **options)
 
 
+@cache
+@torch.random.fork_rng(devices=[])
+def teacher():
+    """An ensemble that knows the blobs."""
+    torch.manual_seed(0)
+    x, y = Blobs().load().train
+    module = DeepEnsemble(network(), members=3, optimizer=adam)
+    optimizer = adam(module.state.parameters())
+    for _ in range(60):
+        optimizer.zero_grad()
+        module.losses((x,), y)["loss"].sum().backward()
+        optimizer.step()
+    return module
+
+
+def distilled(net, **options):
+    """A network that learns from them."""
+    return Distillation(net, **{"teacher": teacher(), **LEARNED, **options})
+
+
 LEARNED = {"optimizer": adam}
 MODULES = {
     "ensemble": kind(DeepEnsemble, members=3, **LEARNED),
@@ -133,6 +154,7 @@ MODULES = {
         Laplace, structure="full", prior_std=1.0, prediction="network", temperature=0.1, **LEARNED
     ),
     "multi-laplace": kind(Laplace, members=2, layers="last", prior_std=1.0, **LEARNED),
+    "distilled": Kind(Distillation, distilled),
     "tfb": kind(TFB, prior_std=1.0, draws=4, **LEARNED),
     "hmc": kind(
         HMC, _without_dropout, members=2, every_n_steps=2, burn_in=4,
