@@ -307,7 +307,7 @@ def _read_bank(content: dict[str, Any], parts: Iterator[Params], root: Path) -> 
             bank.extend({name: networks[name] for name in order}, records[start:stop])
             start = stop
         if start != len(records):
-            raise ValueError(f"it has {len(records)} records of {start} networks.")
+            raise ValueError(f"it has {len(records)} records for {start} networks.")
     return bank
 
 
@@ -315,7 +315,7 @@ def _read_reference(content: dict[str, Any], parts: Iterator[Params], root: Path
     bank = _read_bank(content, parts, root / "bank")
     (root / "card.json").write_text(json_text(content["card"]) + "\n", encoding="utf-8")
     if digest_of_networks(bank.path) != Card.read(root / "card.json").sha256:
-        raise ValueError("its draws are not those of its card.")
+        raise ValueError("its draws do not match its card.")
     text = json_text(content["configuration"]) + "\n"
     (root / "config.json").write_text(text, encoding="utf-8")
     return bank

@@ -227,12 +227,14 @@ class Categorical(Likelihood):
         logits, targets = self.aligned(outputs.detach(), targets)
         if logits.ndim != targets.ndim + 2:
             raise ValueError(
-                f"`outputs` must be those of networks, (samples, batch, ...), got "
+                "`outputs` must be those of several networks, (samples, batch, ...), got "
                 f"{tuple(outputs.shape)} for targets {tuple(targets.shape)}."
             )
         if 0 in logits.shape[:2]:
             networks, examples = logits.shape[:2]
-            raise ValueError(f"`outputs` are those of {networks} networks for {examples} examples.")
+            raise ValueError(
+                f"`outputs` must not be empty, got {networks} networks and {examples} examples."
+            )
         each = [self._sequence(*p) for p in zip(logits.unbind(1), targets, strict=True)]
         return SequenceScores(*map(torch.stack, zip(*each, strict=True)))
 

@@ -242,7 +242,7 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
     device = next(filter(_is_ours, met), _CPU) if wanted is None else _numbered(wanted)
     generator = kwargs.get("generator")
     if generator is not None and _places.get(generator._cdata, _CPU) != device:
-        raise RuntimeError(f"{name}: a generator of another device than {device}")
+        raise RuntimeError(f"{name}: the generator is not on {device}")
     if not _is_ours(device):
         return operation(*inner, **options)
     if wanted is not None:

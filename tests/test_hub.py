@@ -470,7 +470,7 @@ def test_a_damaged_posterior_is_refused_in_one_sentence(name, tmp_path, monkeypa
 
 BANKS = {
     "few records": (lambda c: c["records"].pop(), "is damaged and does not define a bank"),
-    "many records": (lambda c: c["records"].append({}), "it has 5 records of 4 networks"),
+    "many records": (lambda c: c["records"].append({}), "it has 5 records for 4 networks"),
     "records": (lambda c: c.update(records=[1] * 4), "is damaged and does not define a bank"),
     "a type": (lambda c: c.update(stored_as="uint8"), "is damaged and does not define a bank"),
     "order": (lambda c: c["order"].pop(), "`order` does not name each of its tensors once"),
@@ -497,7 +497,7 @@ def test_a_damaged_bank_is_refused_and_leaves_nothing(name, tmp_path):
 def test_draws_that_are_not_those_of_the_card_are_refused(tmp_path):
     write_folder("two_gaussians", tmp_path / "it")
     edited(lambda c: c["card"].update(sha256="0" * 64))(tmp_path / "it")
-    with pytest.raises(ValueError, match="its draws are not those of its card"):
+    with pytest.raises(ValueError, match="its draws do not match its card"):
         from_hub(tmp_path / "it", folder=tmp_path / "there")
 
 

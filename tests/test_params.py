@@ -213,11 +213,11 @@ TURNED = PARAMS | {"1.weight": PARAMS["1.weight"].T}
 ONE_STACKED = PARAMS | {"1.weight": PARAMS["1.weight"][None]}
 test_errors_say_what_is_wrong = refuses(
     (lambda: P.stack([]), "at least one network"),
-    (lambda: P.stack([PARAMS, WITHOUT]), r"`networks\[1\]` has other names.*: '1.bias'"),
+    (lambda: P.stack([PARAMS, WITHOUT]), r"`networks\[1\]` has different names.*: '1.bias'"),
     (lambda: P.stack([PARAMS, ARRAYS]), r"`networks\[1\]` must be a .*, got a dict of ndarray"),
     (lambda: P.stack_size(PARAMS), "not a stack"),
     (lambda: P.apply(MODEL, WITHOUT, INPUT), r"lacks '1.bias' \(and 0 more\) of Sequential"),
-    (lambda: P.apply(MODEL, TURNED, INPUT), r"has shape \(6, 5\), the network has \(5, 6\)"),
+    (lambda: P.apply(MODEL, TURNED, INPUT), r"has shape \(6, 5\), but the network has \(5, 6\)"),
     (lambda: P.apply(MODEL, ONE_STACKED, INPUT), "Some tensors of `params` are stacked"),
     (lambda: P.apply(MODEL, PARAMS, INPUT, chunk_size=0), "`chunk_size` must be at least 1, got 0"),
     (lambda: P.populate(MODEL, 0), "`members` must be at least 1, got 0"),

@@ -76,7 +76,7 @@ def chain_of(job: Outputs) -> Chain:
         Unsuitable: if it does not.
     """
     if job.chunk_size == 1:
-        raise Unsuitable("its members shall run one by one")
+        raise Unsuitable("its members are to run one by one")
     if len(job.inputs) != 1:
         raise Unsuitable("it has several inputs, or none")
     if work_of(job.network) > LIMIT:
@@ -210,7 +210,7 @@ def _compare(chain: Chain, x: Tensor, params: Params, wanted: Tensor) -> None:
     if output.shape != wanted.shape or not torch.allclose(
         output / scale, wanted / scale, rtol=tolerance, atol=tolerance, equal_nan=True
     ):
-        raise Unsuitable("its stages do not give what it gives")
+        raise Unsuitable("its stages compute different outputs")
 
 
 _DEEP = 4

@@ -82,8 +82,8 @@ def _of_one_kind(networks: LabelledNetworks, bank: CheckpointBank, root: Path) -
         if shapes != first:
             odd = next(n for n in (*shapes, *first) if shapes.get(n) != first.get(n))
             raise ValueError(
-                f"{root / record['file']} holds a network with another architecture than "
-                f"those before it ({odd!r} differs): add files of one architecture only."
+                f"{root / record['file']} holds a network of a different architecture from those "
+                f"before it ({odd!r} differs): add files of one architecture only."
             )
         yield network, record
 

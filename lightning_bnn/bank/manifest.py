@@ -115,8 +115,8 @@ class Manifest:
             self._seen, self._left = identity, rows
         if rows < stop:
             raise ValueError(
-                f"Another process has dropped networks of {self.path.parent} after the first "
-                f"{rows}: open the bank anew, or `reload` it."
+                f"Another process has removed the networks of {self.path.parent} after the first "
+                f"{rows}: reopen the bank, or `reload` it."
             )
 
     def _rows_left(self) -> int:
@@ -193,7 +193,7 @@ class Manifest:
             raise ValueError(f"{step!r} is not a number of rows")
         starts, count = range(start, max(stop, start + 1), step), len(self.layout)
         if len(checks) != count * len(starts):
-            raise ValueError("its checksums are of other tensors than the header")
+            raise ValueError("its checksums do not match the tensors of the header")
         self.records += records
         for k, first in enumerate(starts):
             of_block = tuple(checks[k * count : (k + 1) * count])
@@ -201,7 +201,7 @@ class Manifest:
 
     def _truncate(self, rows: int, checks: tuple[int, ...]) -> None:
         if len(checks) != len(self.layout):
-            raise ValueError("its checksums are of other tensors than the header")
+            raise ValueError("its checksums do not match the tensors of the header")
         if type(rows) is not int or not 0 <= rows <= len(self.records):
             raise ValueError(f"{rows} networks cannot remain")
         del self.records[rows:]
@@ -291,7 +291,7 @@ def type_named(name: str) -> torch.dtype:
     """Return the dtype of torch with a given name, such as ``"float32"``."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not _is_storable(dtype):
-        raise ValueError(f"{str(name)[:80]!r} is not a type of numbers")
+        raise ValueError(f"{str(name)[:80]!r} is not a numeric dtype")
     return dtype
 
 

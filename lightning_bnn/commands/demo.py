@@ -123,7 +123,7 @@ def _costs(runs: Mapping[str, StoredRun], own_seconds: float) -> Section:
     titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
     rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
     rows.append(("This call, in its first process", round(own_seconds, 1)))
-    text = "Seconds of a CPU. SWAG, both samplers and distances to HMC have another process."
+    text = "CPU seconds. SWAG, both samplers and the distances to HMC run in a second process."
     return Section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
 
 
@@ -209,9 +209,9 @@ def _opening(sampled: Comparison) -> list[Section]:
     )
     figures = {caption: metrics_figure(sampled, ("ns_law", "nll"))}
     guide = (
-        "Find your need, and take the method beside it. What is level with it is as good within "
-        "the errors, so choose the cheaper one. The numbers are of this network and these data: "
-        "`lightning-bnn compare` makes the same table of yours."
+        "Find your purpose, and use the method beside it. Methods level with it are as good "
+        "within the errors, so choose the cheapest. The numbers are for this network and these "
+        "data: `lightning-bnn compare` makes the same table for yours."
     )
     return [
         Section("", [sentences], figures=figures),
@@ -302,7 +302,7 @@ def _comparison(findings: Findings) -> Section:
         "this Gaussian, run as networks, are worse, since networks are not linear in their weights."
     )
     caption = (
-        "Distances to the trained networks and four numbers of the predictions, with their "
+        "Distances to the trained networks and four metrics of the predictions, with their "
         "errors. Grey: what networks of the reference's own law would have, plus and minus two "
         "standard deviations."
     )

@@ -158,8 +158,8 @@ def _quality(
         return {}
     if not posterior.knows_its_noise():
         raise ValueError(
-            f"{posterior.name} are networks without the noise that their likelihood has learned: "
-            "name the checkpoint of the run in place of a bank or a folder."
+            f"{posterior.name} lacks the noise that its likelihood has learned: pass the "
+            "checkpoint of the run instead of a bank or a folder."
         )
     likelihood = posterior.likelihood
     has_scores = kind_of(likelihood, sets[0].targets()) is not DensityPredictions
@@ -368,14 +368,14 @@ def _kind(source: Any) -> str:
 def _sources(posteriors: Mapping[str, Any], options: Options) -> dict[str, Location | Any]:
     if not isinstance(posteriors, Mapping) or not posteriors:
         raise ValueError(
-            "`posteriors` must name what is compared, as in {'SWAG': swag}, got "
+            "`posteriors` must map names to posteriors, as in {'SWAG': swag}, got "
             f"{'none' if isinstance(posteriors, Mapping) else _kind(posteriors)}."
         )
     if options.samples < 2:
         raise ValueError(f"`samples` must be at least 2, got {options.samples}.")
     for name in posteriors:
         if not re.fullmatch(r"[^/\\\x00]+", name):
-            raise ValueError(f"`posteriors`: names go into file names, {name!r} cannot.")
+            raise ValueError(f"`posteriors`: names become file names, but {name!r} cannot.")
     return {name: _source(source) for name, source in posteriors.items()}
 
 
@@ -448,7 +448,7 @@ def _row(
     }
     counts = [operator.index(count) for count in (seeds, networks, pooled)]
     if not (isinstance(method, str) and isinstance(mode, str)):
-        raise TypeError("a row has a name and a mode")
+        raise TypeError("a row must have a name and a mode")
     return Row(method, mode, measured, *counts)
 
 

@@ -115,7 +115,7 @@ def collapse_findings(population: Population, ood: str | None = None) -> Finding
         raise ValueError(f"`networks` must be at least 3 for pairs to differ, got {count}.")
     if kind_of(population.problem.likelihood) is not ClassPredictions:
         likelihood = type(population.problem.likelihood).__name__
-        raise ValueError(f"`networks` must predict classes, their likelihood is {likelihood}.")
+        raise ValueError(f"`networks` must predict classes, but their likelihood is {likelihood}.")
     pairs = _pairs(population, ood)
     name = list(pairs)[-1]
     inner, outer = pairs.values()
@@ -158,7 +158,7 @@ def _pairs(population: Population, ood: str | None) -> dict[str, Tensor]:
     """Return the differences of all pairs of networks, in and out of distribution, by set."""
     ood_set = population.problem.ood_set(ood)
     if ood_set is None:
-        raise ValueError("`ood`: the data have no set that is out of distribution.")
+        raise ValueError("`ood`: the data have no out-of-distribution set.")
     count = P.stack_size(population.networks)
     upper = tuple(torch.triu_indices(count, count, 1))
     pairs = {}

@@ -78,9 +78,9 @@ def _pair(batch: Any) -> tuple[Any, Tensor]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise ValueError(
-            f"Batches must be (inputs, targets) where posteriors are compared, got a "
-            f"{type(batch).__name__}{size}: let `on_after_batch_transfer` of the datamodule make "
-            "them so."
+            "Batches must be (inputs, targets) for a comparison, got a "
+            f"{type(batch).__name__}{size}: convert them in `on_after_batch_transfer` of the "
+            "datamodule."
         )
     inputs, targets = batch
     return inputs, targets
@@ -246,8 +246,8 @@ def read_problem(config: Path) -> Problem:
         parts = {"network": arguments["network"], "data": settings["data"]}
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{config} must be a configuration with `model.init_args.network` and `data`, as "
-            f"`lightning-bnn fit` takes it ({type(error).__name__}: {error})."
+            f"{config} must be a configuration with `model.init_args.network` and `data`, as for "
+            f"`lightning-bnn fit` ({type(error).__name__}: {error})."
         ) from None
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(nn.Module, "network")

@@ -67,7 +67,7 @@ class Location:
     def _only(self, candidates: Sequence[Path]) -> Path:
         if len(candidates) > 1:
             names = ", ".join(str(path) for path in sorted(candidates)[:4])
-            raise ValueError(f"{self.path} holds several things, name one of them: {names}.")
+            raise ValueError(f"{self.path} holds several posteriors, name one of them: {names}.")
         return candidates[0]
 
     def beside(self, name: str) -> Path | None:
@@ -309,4 +309,4 @@ def _is_ours(module: Any) -> bool:
 def _check_maker(name: Any, file: Path) -> None:
     """Refuse checkpoints that name any function but Lightning's to build their module."""
     if name not in (None, "lightning.pytorch.cli.instantiate_module"):
-        raise ValueError(f"{file} asks for {name} to be called, which is not done.")
+        raise ValueError(f"{file} requests a call of {name}, which is refused.")

@@ -78,7 +78,7 @@ class AllDataSampling(Method):
     sampler: ClassVar[type]
     """Of `lightning_bnn.samplers`, which moves the chains."""
     keeps_networks = True
-    unfitted = "its chains are judged where they start"
+    unfitted = "its chains are evaluated at their starting points"
 
     def __post_init__(self) -> None:
         check_positive("prior_std", self.prior_std)

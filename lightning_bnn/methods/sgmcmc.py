@@ -70,7 +70,7 @@ class SGMCMC(Method):
 
     name = "SGHMC"
     keeps_networks = True
-    unfitted = "its chains are evaluated where they start"
+    unfitted = "its chains are evaluated at their starting points"
 
     def __post_init__(self) -> None:
         self.prior = gaussian_prior(self.prior_std)

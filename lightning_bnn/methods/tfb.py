@@ -317,12 +317,12 @@ def noise_blocks(
     """
     blocks = [block for each in factors if (block := each.block(member)) is not None]
     if factors and not blocks:
-        raise ValueError("Every adapter is zero: TFB takes a network whose adapters are trained.")
+        raise ValueError("Every adapter is zero: TFB requires a network with trained adapters.")
     if blocks:
         return blocks
     trained = [n for n, p in network.named_parameters() if p.requires_grad and p.ndim > 1]
     if not trained:
         raise ValueError(
-            "`network` has no matrices that are trained: load its adapter with `is_trainable=True`."
+            "`network` has no trained matrices: load its adapter with `is_trainable=True`."
         )
     return [CurvatureBlock((n,), torch.ones_like(member[n]).flatten(1)) for n in trained]

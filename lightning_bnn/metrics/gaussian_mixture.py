@@ -161,8 +161,8 @@ def mean_distance(
     y = components(others, other_stds, least="zero")
     if x[0].shape[1:] != y[0].shape[1:]:
         raise ValueError(
-            "Both mixtures must be of the same numbers, got shapes "
-            f"{tuple(x[0].shape[1:])} and {tuple(y[0].shape[1:])} without the samples."
+            f"Both mixtures must be over the same values, got shapes {tuple(x[0].shape[1:])} and "
+            f"{tuple(y[0].shape[1:])} without the samples."
         )
     rows = max(1, _AT_ONCE // max(1, y[0].numel()))
     sums = [_distances(m, s, *y) for m, s in zip(*(t.split(rows) for t in x), strict=True)]

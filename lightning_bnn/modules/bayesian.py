@@ -269,8 +269,8 @@ class Bayesian(L.LightningModule):
     def setup(self, stage: str) -> None:
         if cut := sharding(self.trainer):
             raise ValueError(
-                f"{type(self).__name__} is not supported under {cut}: the network's weights are in "
-                "pieces; take `strategy='ddp'`."
+                f"{type(self).__name__} is not supported under {cut}, which splits the network's "
+                "weights: use `strategy='ddp'`."
             )
 
     def configure_callbacks(self) -> list[Callback]:

@@ -116,8 +116,8 @@ def check_weights(module: Bayesian, weights: Mapping[str, Any], strict: bool) ->
             continue
         stored = "nothing" if shape is None else f"numbers of shape {shape}"
         raise ValueError(
-            f"The checkpoint is of other networks, or of another number of members: for {name!r} "
-            f"it has {stored}, and this module has {tuple(tensor.shape)}."
+            "The checkpoint has different networks or a different number of members: for "
+            f"{name!r} it has {stored}, but this module has {tuple(tensor.shape)}."
         )
 
 

@@ -46,8 +46,8 @@ class Members:
         first, end = members if len(members) == 2 and all(map(is_whole, members)) else (0, 0)
         if not 0 <= first < end:
             raise ValueError(
-                "`members` must be a number, or the first of several and the one after "
-                f"the last, such as (5, 10), got {members!r}."
+                "`members` must be a number, or a range from the first to after the last, such "
+                f"as (5, 10), got {members!r}."
             )
         self.count, self.first, self.seed = end - first, first, seed
         self.template = template_of(network)
@@ -109,8 +109,8 @@ class Members:
         several = Path(source).is_dir()
         if several and self.first:
             raise ValueError(
-                "`start_from` with a folder sets the networks of all members: it does not "
-                f"go with members from {self.first} on."
+                "`start_from` with a folder sets the networks of all members: it cannot be "
+                f"combined with members from {self.first} on."
             )
         stack, _ = read_networks(source, self.template, last=self.count)
         if several and P.stack_size(stack) < self.count:
@@ -162,7 +162,7 @@ def template_of(network: nn.Module) -> nn.Module:
     if any(is_lazy(p) for p in network.parameters()):
         raise ValueError("`network` has lazy parameters: run one batch through it first.")
     if any(p.is_complex() for p in network.parameters()):
-        raise ValueError("`network` has complex parameters, which have no posterior here.")
+        raise ValueError("`network` has complex parameters, which are not supported.")
     shared = {id(p): p for p in network.parameters() if not p.requires_grad}
     try:
         template = copy.deepcopy(network, shared)
@@ -170,7 +170,7 @@ def template_of(network: nn.Module) -> nn.Module:
         if "graph leaves" not in str(error):
             raise
         raise ValueError(
-            "`network` holds weights that a hook computes from others: use "
+            "`network` has weights that a hook computes from other tensors: use "
             "torch.nn.utils.parametrizations (weight_norm, spectral_norm) instead."
         ) from error
     if any(c.__module__.startswith(("transformers.", "peft.")) for c in type(network).__mro__):
@@ -269,7 +269,7 @@ def check_fixed(template: nn.Module, sample: Tensor, where: str) -> None:
     rounding = 0.02 * (sample.abs() + sample.abs().nanmean())
     if len(present) != len(sample) or bool(((present - sample).abs() > rounding).any()):
         raise ValueError(
-            f"{where} has other fixed weights than `network`, and checkpoints do not hold "
+            f"{where} has different fixed weights from `network`, and checkpoints do not store "
             "them: pass the network with the same pretrained weights."
         )
 

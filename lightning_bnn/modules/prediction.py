@@ -134,8 +134,8 @@ def refreshed(module: Bayesian, posterior: Posterior, samples: int, *key: int) -
     data = module.data.batches(module)
     if data is None:
         rank_zero_warn(
-            "There are no training data for the BatchNorm statistics of the networks, those of "
-            "the run are used: pass a datamodule, or call `use_training_data(...)`."
+            "There are no training data for the BatchNorm statistics of the networks, so those "
+            "of the run are used: pass a datamodule, or call `use_training_data(...)`."
         )
         return posterior
     generator = keyed_generator(module.seed, "judged", *key, device=module.device)
@@ -151,8 +151,7 @@ def exported(module: Bayesian, samples: int | None) -> Params:
     posterior = posterior_for(module, Purpose(fitting=module.fits_now, choose=choose))
     if any(getattr(mode, "is_linearised", False) for mode in posterior.modes()):
         raise ValueError(
-            "Linearised networks cannot be exported: take `layers='last'` or "
-            "`prediction='network'`."
+            "Linearised networks cannot be exported: use `layers='last'` or `prediction='network'`."
         )
     posterior = refreshed(module, posterior, wanted)
     if isinstance(posterior, Empirical):
@@ -183,7 +182,7 @@ def begin(module: Bayesian, evaluator: Evaluator | None = None) -> None:
 def _prepare(module: Bayesian) -> None:
     """Complete the posterior, and warn of untrained weights."""
     complete(module)
-    drawn = "its members have the weights that they were drawn with"
+    drawn = "its members have their initial weights"
     instead = module.method.unfitted or (drawn if module.members > 1 else "")
     if instead and not module.has_weights:
         rank_zero_warn(
@@ -284,8 +283,9 @@ def _whole(loader: Any) -> Any:
         return whole()
     if isinstance(getattr(loader, "sampler", None), DistributedSampler):
         raise ValueError(
-            "The validation data are shared by several processes, each would fit another "
-            "calibrator: calibrate in one process, or with a loader that has all examples."
+            "The validation data are divided among several processes, each of which would fit a "
+            "different calibrator: calibrate in one process, or with a loader that has all "
+            "examples."
         )
     return loader
 

@@ -203,7 +203,7 @@ def _features(model: nn.Module, layer: str, likelihood: Any, x: Any, y: Tensor) 
     features, outputs = features_of(model, P.of(model), layer, *inputs_of(x))
     last = model.get_submodule(layer)(features)
     if last.shape != outputs.shape or not torch.allclose(last, outputs, rtol=1e-4, atol=1e-5):
-        raise ValueError(f"The layer {layer!r} is not the last: its outputs are changed.")
+        raise ValueError(f"The layer {layer!r} is not the last: its outputs are processed further.")
     return _rows(likelihood, (features, y))
 
 

@@ -34,8 +34,8 @@ def curvature_root(likelihood: nn.Module) -> Root:
     method: Root | None = getattr(likelihood, "curvature_root", None)
     if method is None:
         raise ValueError(
-            "`likelihood` must have a `curvature_root`, as Categorical, Bernoulli and Gaussian "
-            f"have, {type(likelihood).__name__} has none."
+            "`likelihood` must have a `curvature_root`, like Categorical, Bernoulli and "
+            f"Gaussian, but {type(likelihood).__name__} has none."
         )
 
     def root(outputs: Tensor) -> Tensor:

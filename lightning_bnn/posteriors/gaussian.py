@@ -262,8 +262,8 @@ def _moments(networks: Params, correction: int) -> tuple[Params, Params]:
     """Return means, other tensors of the last network, and deviations of the weights that vary."""
     if not isinstance(networks, dict):
         raise ValueError(
-            "`networks` must be a stack, as `params.stack([...])` makes from a list, got "
-            f"a {type(networks).__name__}."
+            "`networks` must be a stack, such as `params.stack([...])`, got a "
+            f"{type(networks).__name__}."
         )
     if stack_size(networks) < 2:
         raise ValueError(f"`networks` must hold at least 2 networks, got {stack_size(networks)}.")

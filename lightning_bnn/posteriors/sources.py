@@ -77,9 +77,8 @@ def _posterior(source: Any, network: nn.Module | None) -> Posterior:
         stack, records = read_networks(path, _needed(network, "files"))
         if not (path / "manifest.jsonl").is_file() and any("member" in row for row in records):
             raise ValueError(
-                f"{source} is of a module of this package, which alone knows its "
-                "posterior: load it by `load_from_checkpoint`, or pass the path to "
-                "`compare`."
+                f"{source} is a checkpoint of this package, whose posterior only its module "
+                "defines: load it by `load_from_checkpoint`, or pass the path to `compare`."
             )
         return Empirical(stack, chains_of(records))
     if isinstance(source, CheckpointBank):

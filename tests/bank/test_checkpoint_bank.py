@@ -165,7 +165,7 @@ def test_a_reader_never_sees_other_networks_under_its_records(name, again, tmp_p
         bank.truncate(3)
         for row in range(again):
             bank.append(rows(others, row))
-    with pytest.raises(ValueError, match=r"dropped networks of .* after the first 3: .* `reload`"):
+    with pytest.raises(ValueError, match=r"the networks of .* after the first 3: .* `reload`"):
         read(reader)
     same(earlier[:3], rows(stack, slice(0, 3)))
     reader.reload()
@@ -183,7 +183,7 @@ def test_a_reader_of_a_bank_that_was_exchanged_says_so(other, tmp_path):
     if other == "another bank":
         with CheckpointBank(tmp_path / "it") as bank:
             bank.extend(networks(9, 1), [{"a": "longer record"}] * 9)
-    with pytest.raises(ValueError, match="dropped networks of .*it after the first 0"):
+    with pytest.raises(ValueError, match="removed the networks of .*it after the first 0"):
         reader[0]
 
 

@@ -325,7 +325,7 @@ def test_a_place_must_be_one_thing(here):
     assert Location.of(str(version)).file() == version / "checkpoints" / "last.ckpt"
     (here / "runs" / "two" / "other.ckpt").write_text("")
     for place in ("logs", "runs", "runs/two"):
-        with pytest.raises(ValueError, match="holds several things, name one of them"):
+        with pytest.raises(ValueError, match="holds several posteriors, name one of them"):
             Location.of(place).file()
 
 
@@ -365,7 +365,7 @@ LIKE = "--data like.yaml"
         (f"ref[0:3] --posteriors.A ref[2:] {LIKE}", "1 networks of A are also in"),
         (f"ref {A} --ood svhn {LIKE}", "`ood` must be one of"),
         (f"ref {A} --samples 1 {LIKE}", "`samples` must be at"),
-        (f"ref --posteriors.x/y a {LIKE}", "names go into file names"),
+        (f"ref --posteriors.x/y a {LIKE}", "names become file names"),
         (f"ref --posteriors.A nan {LIKE}", "Every posterior failed"),
         (f"ref {A}", "has a `config.yaml`"),
         (f"ref {A} --data empty.yaml", "must be a configuration with `model.init_args.network`"),

@@ -215,7 +215,7 @@ def test_texts_are_compared_by_the_likelihood_of_whole_texts():
     with pytest.raises(ValueError, match="targets of batches have different lengths: pad all"):
         lightning_bnn.compare(theirs, {"A": ours}, ragged, **arguments)
     named = [{"input_ids": x, "labels": y}]
-    with pytest.raises(ValueError, match=r"must be \(inputs, targets\) where .*, got a dict"):
+    with pytest.raises(ValueError, match=r"must be \(inputs, targets\) for .*, got a dict"):
         lightning_bnn.compare(theirs, {"A": ours}, named, **arguments)
     ((predicted,),) = predictions_of_mode(Empirical(ours), net, likelihood, [[(x, y)]], (4,), 0)
     with pytest.raises(ValueError, match="Classes at several positions are not calibrated"):
@@ -229,16 +229,16 @@ IMAGES = torch.randn(20, 1, 8, 8), torch.randint(10, (20,))
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"posteriors": {}}, "`posteriors` must name what is compared, .*, got none"),
-        ({"posteriors": [NET]}, "`posteriors` must name what is compared, .*, got a list"),
+        ({"posteriors": {}}, "`posteriors` must map names to posteriors, .*, got none"),
+        ({"posteriors": [NET]}, "`posteriors` must map names to posteriors, .*, got a list"),
         ({"posteriors": {"A": []}}, "Every posterior failed: `networks` must hold at least one"),
         ({"posteriors": {"A": NAN}}, "Every posterior failed: .* holds NaN or infinite weights"),
         ({"posteriors": {"A": NET}}, "or a list of networks, got one Sequential"),
         (
             {"posteriors": {"A": [NET, mlp(64, [5], 10)]}},
-            r"`networks\[1\]` is another network than the first: '1.weight' has shape .5, 64.",
+            r"`networks\[1\]` differs from the first network: '1.weight' has shape .5, 64.",
         ),
-        ({"posteriors": {"A": [NET, nn.Linear(1, 2)]}}, r"`networks\[1\]` has other names"),
+        ({"posteriors": {"A": [NET, nn.Linear(1, 2)]}}, r"`networks\[1\]` has different names"),
         ({"posteriors": {"A": [mlp(64, [5], 10)]}}, "not of this network: .1.bias. is"),
         ({"posteriors": {"A": [NET, "b"]}}, r"`networks\[1\]` must be a module or a dict"),
         ({"posteriors": {"A": torch.ones(3, 7)}}, "Draws of 7 weights do not fit the network"),
@@ -275,7 +275,7 @@ def test_what_holds_no_networks_is_refused(tmp_path):
     for arguments, sentence in (
         ((tmp_path,), "`network` is missing: files do not name"),
         ((tmp_path / "empty", NET), "There is no .* file in"),
-        ((tmp_path / "swag.ckpt", NET), "which alone knows its posterior: load it by"),
+        ((tmp_path / "swag.ckpt", NET), "whose posterior only its module defines: load it by"),
         ((fitted,), "The mean of Fitted differs from the weights of the network"),
     ):
         with pytest.raises(ValueError, match=sentence):

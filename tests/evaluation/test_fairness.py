@@ -49,7 +49,7 @@ def test_files_of_networks_hold_no_learned_noise(tmp_path):
         P.populate(problem.network, 5), problem.network, [torch.randn(2, 10)], PROTOCOLS["full"]
     )
     assert "nll" not in rows_of(stored, beside, [], "entropy")[0].numbers
-    with pytest.raises(ValueError, match="B are networks without the noise"):
+    with pytest.raises(ValueError, match="B lacks the noise"):
         rows_of(stored, beside, [problem.test_set()], "entropy")
     fixed = replace(stored, likelihood=Gaussian())
     assert rows_of(fixed, beside, [problem.test_set()], "entropy")[0].numbers["nll"].value > 0

@@ -116,7 +116,7 @@ def test_reasons_are_logged_once(caplog):
     with caplog.at_level(logging.INFO, "weightsym.params"):
         for _ in range(2):
             P.apply(net, stack_of(net, 0), X)
-    assert caplog.text.count("does not run by machine code: _softmax is not one of the known") == 1
+    assert caplog.text.count("is not run by machine code: _softmax is not one of the known") == 1
 
 
 def test_an_engine_that_cannot_be_imported_is_named_once(monkeypatch, caplog):

@@ -73,8 +73,8 @@ def without(name):
         ({**WHOLE, "body.layer.bias": torch.ones(3)}, r"'body.layer.bias' has shape \(3,\), the"),
         ({**WHOLE, "body.layer.bias": torch.ones(4).int()}, "is of type int32, and the network"),
         ({**WHOLE, "body.layer.bias": torch.ones(4).to(torch.float8_e5m2)}, "quantised"),
-        ({**WHOLE, "head.weight": TABLE + 1}, "are one tensor in the network, and differ"),
-        ({**WHOLE, "ema.weight": TABLE}, "holds 'ema.weight', which is none of the network"),
+        ({**WHOLE, "head.weight": TABLE + 1}, "are one tensor in the network, but differ"),
+        ({**WHOLE, "ema.weight": TABLE}, "contains 'ema.weight', which is not part of the network"),
         ({**WHOLE, **renamed("body.", "ema.body.")}, "Several networks in .* fit"),
     ],
 )

@@ -187,7 +187,7 @@ TARGETS = [  # of what, where, whether it may replace, and what is said
     ("net", "out.safetensors", False, "must be a folder, as the network is one"),
     ("net", "none/out", False, "there is no folder"),
     ("net", "net", False, "`--overwrite true` replaces it"),
-    ("net", "mine", True, "also holds 'thesis.tex'"),
+    ("net", "mine", True, "also contains 'thesis.tex'"),
     ("net", "link", True, "of another kind"),
     ("a.safetensors", "out.pt", False, "must be a .safetensors file"),
     ("a.safetensors", "mine.safetensors", True, "of another kind"),
@@ -243,12 +243,12 @@ def folder_of(path, *files):
 
 
 UNREADABLE = {
-    "empty.safetensors": (lambda path: save_file({}, path), "holds no tensors"),
+    "empty.safetensors": (lambda path: save_file({}, path), "contains no tensors"),
     "none.safetensors": (lambda path: None, "There is no file or folder"),
     "a.txt": (lambda path: path.write_text("x"), "must be a folder, or end in one of .ckpt"),
     "a.pt": (lambda path: torch.save({"w": torch.eye(2).to_sparse()}, path), "'w' is sparse"),
     "b.pt": (lambda path: path.write_bytes(b"junk"), "only tensors and plain data are"),
-    "folder": (folder_of, "no folder of Hugging Face: it has no config.json"),
+    "folder": (folder_of, "not a Hugging Face folder: it has no config.json"),
     "configured": (
         lambda path: folder_of(path, "config.json"), "neither model.safetensors nor",
     ),
@@ -300,7 +300,7 @@ def test_links_of_shards_do_not_lead_out(folder, tmp_path):
     save_file({"c": torch.ones(1)}, tmp_path / "secret.safetensors")
     (folder / TWO).unlink()
     (folder / TWO).symlink_to(tmp_path / "secret.safetensors")
-    with pytest.raises(ValueError, match="out of the folder, and not read"):
+    with pytest.raises(ValueError, match="outside the folder, and is not read"):
         open_network(folder)
 
 
@@ -309,7 +309,7 @@ def test_links_of_other_files_do_not_lead_out_either(folder, tmp_path):
     (tmp_path / "secret").write_text("mine")
     (folder / "vocab.txt").symlink_to(tmp_path / "secret")
     network = open_network(folder)
-    with pytest.raises(ValueError, match="out of the folder, and not read"):
+    with pytest.raises(ValueError, match="outside the folder, and is not read"):
         write_like(network, tmp_path / "out", network.read)
     assert not (tmp_path / "out").exists()
 

@@ -89,11 +89,11 @@ def test_values_of_a_manifest_whose_checksums_are_right(sound, tmp_path):
     restore(tmp_path, {**files, "manifest.jsonl": signed(unsigned(manifest))})
     assert torch.equal(CheckpointBank(tmp_path, "r")[:]["w"], states[-1][0]["w"])  # the control
     for name, value, message in (
-        ("dtype", "Tensor", "'Tensor' is not a type of numbers"),
+        ("dtype", "Tensor", "'Tensor' is not a numeric dtype"),
         ("dtype", "int8", "must be a floating type"),
         ("tensors", {}, "it names no tensors"),
         *(
-            ("tensors", {"w": [dtype, [2], True]}, f"'{dtype}' is not a type of numbers")
+            ("tensors", {"w": [dtype, [2], True]}, f"'{dtype}' is not a numeric dtype")
             for dtype in ("quint8", "qint32", "bits8", "bits16", "float4_e2m1fn_x2", "int4")
         ),
         *(

@@ -160,9 +160,9 @@ def own():
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
-        ("mass", {"_class_path": "run", "_instantiator": "os.link"}, "asks for os.link to be"),
-        ("doctor", {"_instantiator": "os.link"}, "asks for os.link to be called"),
-        ("mass", {"_instantiator": ["os.link"]}, "asks for ['os.link'] to be called"),
+        ("mass", {"_class_path": "run", "_instantiator": "os.link"}, "requests a call of os.link"),
+        ("doctor", {"_instantiator": "os.link"}, "requests a call of os.link"),
+        ("mass", {"_instantiator": ["os.link"]}, "requests a call of ['os.link']"),
         ("doctor", [1], "has hyper-parameters of type list"),
     ],
 )

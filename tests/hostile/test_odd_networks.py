@@ -313,7 +313,7 @@ def with_wrong_rule(change):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("kind", SEEN)
 def test_the_check_sees_a_wrong_group(kind):
-    with pytest.raises(UnsupportedModel, match="`rules` breaks the function"):
+    with pytest.raises(UnsupportedModel, match="`rules` is wrong"):
         discover(with_wrong_rule(SEEN[kind]), X, rules={"cumsum": lambda x, dim: x})
     right = Forward(lambda s, x: SEEN[kind](s.b(torch.relu(s.a(x)))), a=lin(4, 5), b=lin(5, 3))
     sym = discover(right, X)
@@ -381,7 +381,7 @@ def test_uses_that_have_no_meaning_are_refused():
     net = hidden(5)
     sym, uneven = discover(net, X), P.populate(net, 3)
     uneven["0.weight"] = uneven["0.weight"][:2]
-    with pytest.raises(ValueError, match="no stack: '0.weight' is there for 2 members, "):
+    with pytest.raises(ValueError, match="not a stack: '0.weight' has 2 members, "):
         canonicalise(uneven, sym)
     with pytest.raises(ValueError, match="on the meta device"):
         discover(nn.BatchNorm1d(3, device="meta"), torch.randn(2, 3))

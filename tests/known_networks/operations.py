@@ -93,7 +93,7 @@ def crossed_sum(s, x):
     return s.b(torch.cat([y, torch.relu(h[:, [0, 5, 2, 3]])], 1))
 
 
-@two("", 0, 0, held="picked by an index")
+@two("", 0, 0, held="selected by an index")
 def a_channel_picked_by_the_input(s, x):
     h = s.a(x)
     return s.b(h.gather(1, x.argsort(-1)[:, :1].expand(-1, 8)))
@@ -130,7 +130,7 @@ def snake(s, x):
     return s.b(h + torch.sin(s.p * h) ** 2 / s.p)
 
 
-@network("", 8, 0, a=(5, 8), e=lambda: nn.Embedding(2, 3), held="indices that are computed")
+@network("", 8, 0, a=(5, 8), e=lambda: nn.Embedding(2, 3), held="computed indices")
 def thresholds_as_an_index(s, x):
     return s.e((s.a(x) > 0).long()).flatten(1)
 

@@ -247,7 +247,7 @@ def test_losses_may_look_at_values():
         ({"loss": lambda o, y: 1.0}, "`loss` must return a tensor, got float"),
         ({"loss": lambda o, y: squares(o, y).item()}, "`loss` must return a tensor, got float"),
         ({"loss": lambda o, y: o.logits}, "`loss` fails: AttributeError"),
-        ({"symmetries": 3}, "must be what `discover` returned, got int"),
+        ({"symmetries": 3}, "must be a `Symmetries` from `discover`, got int"),
     ],
 )
 def test_what_has_no_coefficient_is_refused(options, message):

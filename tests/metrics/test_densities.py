@@ -206,6 +206,6 @@ test_errors = refuses(
     (lambda: mixture_quantiles(MEANS, STDS, torch.tensor([0.0, 0.5])), "`levels` must be numbers"),
     (lambda: M.quantile_calibration_floor(0), "`examples` must be at least 1"),
     (lambda: M.CRPS(0), "`samples` must be at least 1"),
-    (lambda: M.energy_distance(MEANS, STDS, MEANS[:, :2], STDS[:, :2]), "of the same numbers"),
+    (lambda: M.energy_distance(MEANS, STDS, MEANS[:, :2], STDS[:, :2]), "over the same values"),
     (other_columns, "must have 2 columns as in earlier"),
 )  # fmt: skip

@@ -66,7 +66,7 @@ def test_fixed_weights_are_there_once(name):
     assert net[2].weight.abs().sum() > 0  # a member may be changed
 
 
-OTHER = "has other fixed weights"
+OTHER = "has different fixed weights"
 
 
 @pytest.mark.parametrize("make", [DeepEnsemble, MFVI, SWAG])

@@ -68,8 +68,8 @@ REFUSED = [
     (SWAG, {"rank": 1}, "`rank` must be at least 2"),
     (SWAG, {"swa_lr": 0.1, "lr_interval": "step"}, "SWAG counts epochs: omit `lr_interval`"),
     (DeepEnsemble, {"lr_interval": "batch"}, "`lr_interval` must be one of epoch, step"),
-    (DeepEnsemble, {"members": (2, 2)}, "`members` must be a number, or the first of"),
-    (DeepEnsemble, {"members": (1, 2, 3)}, "`members` must be a number, or the first of"),
+    (DeepEnsemble, {"members": (2, 2)}, "`members` must be a number, or a range from the first"),
+    (DeepEnsemble, {"members": (1, 2, 3)}, "`members` must be a number, or a range from the first"),
     *(
         (SWAG, {"swa_lr": 0.1, "lr_scheduler": schedule}, "cannot precede the high rate")
         for schedule in (ReduceLROnPlateau, one_cycle)

@@ -172,7 +172,7 @@ def odd_lists():
         "The states are of several classes: pass those",
     )
     yield states(1) * 2, "share tensors: update with `inplace=False`"
-    yield others, r"`networks\[1\]` is another network than the first"
+    yield others, r"`networks\[1\]` differs from the first network"
     yield Ensemble([]), "must hold at least one network"
     yield [*states(2), 3], r"`networks\[0\]` must be a module or a dict .*, got a State"
 

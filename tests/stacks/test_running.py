@@ -110,7 +110,7 @@ def test_weights_that_nobody_draws_are_named(normed, caplog):
 @pytest.mark.bad_input
 def test_weights_that_a_hook_has_computed():
     net = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
-    with pytest.raises(ValueError, match="`network` holds weights that a hook computes"):
+    with pytest.raises(ValueError, match="`network` has weights that a hook computes"):
         DeepEnsemble(net, members=2)
 
 

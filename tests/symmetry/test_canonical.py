@@ -437,8 +437,8 @@ def test_spaces_whose_matrices_are_not_unique_are_named(caplog):
         balancing_matrices(alike, sym)
         assert "not unique" in caplog.text
         matrices = balancing_matrices(flat, sym)
-    assert "1 spaces have no full rank" in caplog.text
+    assert "1 spaces are rank-deficient" in caplog.text
     assert torch.equal(matrices[1][0].abs(), torch.eye(4).double())
     for shifts in (False, True):  # what stays where it is differs along orbits
-        with pytest.raises(ValueError, match="1 spaces at 'layers.0.v.weight' have no full rank"):
+        with pytest.raises(ValueError, match="1 spaces at 'layers.0.v.weight' are rank-deficient"):
             canonicalise(flat, sym, mixing="balanced", shifts=shifts)

@@ -153,7 +153,7 @@ def heads():
 LIMITS = {
     "exchanges._LONGEST_EXCHANGE": (4, "exchanges of more than 2 things were not searched"),
     "exchanges._LARGEST_CELL": (3, "of 4 units that look alike, exchanges of 3 were searched"),
-    "shift_expressions._MOST": (20, "make more sums than are followed"),
+    "shift_expressions._MOST": (20, "form too many sums to follow"),
 }
 
 

@@ -167,8 +167,8 @@ def test_it_is_written_and_read(name, tmp_path):
 def test_other_files_are_refused(tmp_path):
     (_, _, sym, params), (_, _, other, _) = find(WRITTEN[0]), find(WRITTEN[-1])
     Element.random(sym).save(tmp_path / "g.safetensors")
-    with pytest.raises(ValueError, match="another network than `sym`"):
+    with pytest.raises(ValueError, match="another network than that of `sym`"):
         Element.load(tmp_path / "g.safetensors", other)
     save_tensors(tmp_path / "w.safetensors", params)
-    with pytest.raises(ValueError, match="holds no element of a group"):
+    with pytest.raises(ValueError, match="does not contain a group element"):
         Element.load(tmp_path / "w.safetensors", sym)

@@ -87,8 +87,8 @@ def with_state(model, kind=torch.optim.SGD, **state):
 NOT_FINITE = "holds NaN or infinite values"
 OVERFLOW = "the squares of '3.weight' overflow in torch.float32"
 TWO_FORMS = "give networks of one orbit different forms of"
-LACKS = r"`params` lacks '1.weight' \(it holds 'net.1.weight'\): were the symmetries found on"
-SYM = "`sym` must be what `discover` returned, got "
+LACKS = r"`params` lacks '1.weight' \(it holds 'net.1.weight'\): were the symmetries found for"
+SYM = "`sym` must be a `Symmetries` from `discover`, got "
 TAKE_WEIGHTS = ("mass({}, sym)", "min_mass({}, sym)", "canonicalise({}, sym)",
                 "permute({}, sym, identity(sym))")  # fmt: skip
 FOR_PLAIN = {
@@ -140,7 +140,7 @@ FOR_PLAIN = {
     "plan_removal(params, sym)": "`networks` must be a stack",
     "plan_removal([], sym)": "at least one stack",
     "plan_removal(stack, sym).rows('net.1.weight', ones(3, 5, 6))": "no tensor 'net.1.weight'",
-    "plan_removal(stack, sym).rows('1.weight', ones(1, 5, 6))": "holds 1 networks, `rows` are 3",
+    "plan_removal(stack, sym).rows('1.weight', ones(1, 5, 6))": "has 1 networks, but `rows` has 3",
     "transpositions(torch.tensor([0, 0, 2]))": "every index from 0 to n - 1",
     "transpositions([arange(2)])": "`permutation` must be a tensor of indices, got a list",
     "kendall_tau(zeros(1), zeros(1))": "two or more units, got 1 and 1",
@@ -194,12 +194,12 @@ FOR_PLAIN = {
     "align(stack, sym, sweeps=0)": "`sweeps` must be at least 1, got 0",
     "align(stack, sym, mixing=True, signs=True)": "`mixing` does not go with `signs`",
     "average(one, sym)": "must be a stack of networks, not one network",
-    "average(stack, sym, [1, 2])": "`weights` must be 3 numbers that are not negative",
-    "average(stack, sym, [1, 2, -1])": "negative, one for each network, got 1 2 -1",
-    "average(stack, sym, [0, 0, 0])": "not negative",
-    "average(stack, sym, [1, 2, nan])": "not negative",
-    "average(stack, sym, [1, 2, True])": "not negative",
-    "average(stack, sym, 3)": "not negative",
+    "average(stack, sym, [1, 2])": "`weights` must be 3 non-negative numbers",
+    "average(stack, sym, [1, 2, -1])": "non-negative numbers, one for each network, got 1 2 -1",
+    "average(stack, sym, [0, 0, 0])": "non-negative",
+    "average(stack, sym, [1, 2, nan])": "non-negative",
+    "average(stack, sym, [1, 2, True])": "non-negative",
+    "average(stack, sym, 3)": "non-negative",
     "average(stack, sym, model=model)": "`model` and `batches` go together",
     "average(stack, sym, reference={})": "`reference` lacks",
     # squares that overflow or vanish
@@ -209,17 +209,17 @@ FOR_PLAIN = {
     "align(huge, sym)": f"`stack`: {OVERFLOW}",
     "min_mass(huge, sym)": f"`params`: {OVERFLOW}",
     "canonicalise(huge, sym, 'unit-norm')": f"`params`: {OVERFLOW}",
-    "match(tiny, one, sym)": "all squares vanish, the largest weight is .*e-3[01]",
-    "align(tiny, sym)": "all squares vanish, the largest weight is .*e-3[01]",
+    "match(tiny, one, sym)": "all squared weights underflow, the largest weight is .*e-3[01]",
+    "align(tiny, sym)": "all squared weights underflow, the largest weight is .*e-3[01]",
     # examples
     "discover(model, torch.ones(1, 7))": r"does not accept an input of shape \(1, 7\)",
     "discover(model, x.long())": r"an input of shape \(4, 6\) \(int64\)",
     "discover(model, (x,))": r"does not accept a tuple \(unpack it with \*\)",
     "discover(model)": "does not accept a call without inputs",
     "discover(model, x, batch_norm='fold')": "`batch_norm` must be 'carrier' or 'eval'",
-    "discover(model, x, explain='1.wieght')": "tensor '1.wieght', but on .*1.weight",
-    "discover(model, x, rules={'cumsum': None})": "must be a function of torch",
-    "discover(model, x, rules={'cumsum': 'homogeneous'})": "must be a function of torch",
+    "discover(model, x, explain='1.wieght')": "tensor '1.wieght'; they depend on .*1.weight",
+    "discover(model, x, rules={'cumsum': None})": "an equivalent function of torch",
+    "discover(model, x, rules={'cumsum': 'homogeneous'})": "an equivalent function of torch",
     "discover(lambda x: x, x)": "`model` must be a torch.nn.Module, got function",
     "discover(nn.DataParallel(model), x)": "DataParallel only wraps a network",
     "discover(nn.Module(), x)": "Module has no forward; pass the submodule",
@@ -258,18 +258,18 @@ ROWS = {
     "maps": {
         "mix(params, sym, None)": "`matrices` must hold one tensor per group, got NoneType",
         "mix(params, sym, ['a'])": "`matrices` must hold one tensor per group, got list",
-        "mix(params, sym, [1j * eye(4)[None]])": "must hold real numbers.*complex64",
-        "mix(params, sym, [eye(4)[None].to('meta')])": "must hold real numbers.*meta",
+        "mix(params, sym, [1j * eye(4)[None]])": "be a dense tensor .*complex64",
+        "mix(params, sym, [eye(4)[None].to('meta')])": "be a dense tensor .*meta",
         "mix(params, sym, [1e-310 * eye(4).double()[None]])": "an inverse overflows",
-        "mix(params | {'0.weight': ones(4, 6).long()}, sym, [eye(4)[None]])": "must hold real",
-        "mix({n: t.to('meta') for n, t in params.items()}, sym, [eye(4)[None]])": "must hold real",
+        "mix(params | {'0.weight': ones(4, 6).long()}, sym, [eye(4)[None]])": "a dense tensor of",
+        "mix({n: t.to('meta') for n, t in params.items()}, sym, [eye(4)[None]])": "a dense tensor",
         "random_mixings(sym, spread=nan)": "`spread` must be at least 0 and finite, got nan",
-        "shift(params, sym, [1j * ones(4)])": r"`shifts\[0\]` must hold real numbers",
+        "shift(params, sym, [1j * ones(4)])": r"`shifts\[0\]` must be a dense tensor",
         "transform_optimizer_state(with_state(model, torch.optim.LBFGS, old_dirs=[zeros(3)]), live,"
-        " Element.identity(sym))": "'old_dirs' of LBFGS has not the shape of a",
+        " Element.identity(sym))": "'old_dirs' of LBFGS does not have the shape of a",
         "Element.of_groups(sym, matrices=[ones(9, 4, 4)])":
             r"`matrices\[0\]` must have shape",
-        "Element.random(sym).dual": "`dual`: shifts are no linear maps",
+        "Element.random(sym).dual": "`dual`: shifts are not linear maps",
     },
     "rotary half": {
         "mix(params, sym, random_mixings(sym)[:1])": "one tensor per group",
@@ -302,7 +302,7 @@ ROWS = {
     },
     "heads": {
         "balancing_matrices({n: 1e200 * t for n, t in params.items()}, sym)": "in torch.float64",
-        "balancing_matrices({n: t[:0] for n, t in stack.items()}, sym)": "got a stack of none",
+        "balancing_matrices({n: t[:0] for n, t in stack.items()}, sym)": "got an empty stack",
     },
     "centred": {
         "match_all(one, params, sym, by='both')": "`by` must be one of weights, activations, got",

@@ -197,7 +197,7 @@ UNSEEN = {  # a network, its inputs, and what is said
     ),
     "a state that is given": (Forward(lambda s, x, h: s.o(s.r(x, h)), **CELL), [X, X], ""),
     "a closed gate": (
-        Forward(gated, **GATE), [X, torch.zeros(4, 1)], "no output moves with b.bias, b.weight, d.",
+        Forward(gated, **GATE), [X, torch.zeros(4, 1)], "output changes with b.bias, b.weight, d.",
     ),
     "an open gate": (Forward(gated, **GATE), [X, torch.ones(4, 1)], ""),
     "biases that cancel": (Forward(differing, a=lin(5, 8), b=lin(8, 4)), [X, X.flip(0)], ""),

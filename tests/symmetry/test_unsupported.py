@@ -50,8 +50,8 @@ def noise(size, source):
 
 NUMBERS = r"test_unsupported.py:\d+ .*: an `if`, a loop or a size depends on numbers .*torch.where"
 NUMBERS += ".*Pass the submodule"
-DERIVATIVES = r"it takes derivatives, .* inside of its forward\."
-HINT = "pass the module that it was exported from"
+DERIVATIVES = r"it takes derivatives .* inside its forward\."
+HINT = "pass the original module"
 REFUSED = {
     "an if": (lambda s, x: s.a(x) if x.sum() > 0 else s.a(-x), NUMBERS),
     "an item": (lambda s, x: s.a(x) if x.sum().item() > 0 else s.a(-x), NUMBERS),
@@ -61,7 +61,7 @@ REFUSED = {
         lambda s, x: s.a(x[x.sum(-1) > 0]).sort(0)[0].sum(0),
         "depends on the numbers in the input",
     ),
-    "assigned data": (assigned_data, r"it assigns to `\.data` inside of its forward"),
+    "assigned data": (assigned_data, r"it assigns to `\.data` inside its forward"),
     "derivatives": (by_autograd, DERIVATIVES),
     "calls": (counting([]), "different outputs for the same input"),
     "little noise": (noise(1e-4, random.Random(1)), "different outputs for the same input"),

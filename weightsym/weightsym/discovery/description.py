@@ -28,8 +28,8 @@ from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 _log = logging.getLogger(__name__)
 
 _NO_CHANNELS = (
-    "what it writes are inputs, outputs or constants of the network, or added to them, or no two "
-    "of its channels are used alike"
+    "its outputs are inputs, outputs or constants of the network, or are added to them, or no "
+    "two of its channels are used alike"
 )
 
 
@@ -222,7 +222,9 @@ def reasons(reading: Reading, tensor: str) -> list[str]:
     """
     parameters = reading.parameters
     if tensor not in parameters:
-        raise ValueError(f"no output depends on a tensor {tensor!r}, but on {sorted(parameters)}.")
+        raise ValueError(
+            f"no output depends on a tensor {tensor!r}; they depend on {sorted(parameters)}."
+        )
     lines = []
     for factor in parameters[tensor].factors:
         is_own = np.zeros(reading.system.count, bool)
@@ -289,7 +291,7 @@ def _is_in_training(reading: Reading, origin: int) -> bool:
 def _operation(reading: Reading, origin: int) -> str:
     operations = reading.operations
     if origin < 0:
-        return "its being a statistic"
+        return "its role as a statistic"
     if origin >= len(operations):
         return "what the network returns and writes"
     where = report(operations[origin], "")

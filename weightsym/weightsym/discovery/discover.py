@@ -138,8 +138,8 @@ def _evaluate(model: nn.Module) -> None:
         model.eval()
     except NotImplementedError as error:  # `ExportedProgram.module()` has one mode only
         raise UnsupportedModel(
-            f"{type(model).__name__} is, or holds, an exported program, whose mode cannot be "
-            "changed: pass the module that it was exported from."
+            f"{type(model).__name__} is or contains an exported program, whose mode cannot be "
+            "changed: pass the original module."
         ) from error
 
 
@@ -172,13 +172,13 @@ def _check_model(model: nn.Module, batch_norm: str) -> None:
     complex_ = [n for n, p in model.named_parameters() if p.is_complex()]
     if complex_:
         raise UnsupportedModel(
-            f"{type(model).__name__} has complex parameters ({complex_[0]!r}): hold real and "
-            "imaginary parts as real ones, and join them by `torch.view_as_complex`."
+            f"{type(model).__name__} has complex parameters ({complex_[0]!r}): store real and "
+            "imaginary parts as real parameters, and combine them with `torch.view_as_complex`."
         )
     empty = [n for n, t in model.named_buffers() if t.is_meta]
     if empty:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no numbers in {empty[0]!r} (it is on the meta device), "
+            f"{type(model).__name__} has no values in {empty[0]!r} (it is on the meta device), "
             "which is read as a constant: only parameters can be on the meta device."
         )
 
@@ -187,8 +187,7 @@ def _checked(name: str, rule: Any) -> Rule:
     if callable(rule) or rule == "pointwise":
         return rule
     raise ValueError(
-        f"`rules[{name!r}]` must be a function of torch that computes the same, or 'pointwise', "
-        f"got {rule!r}."
+        f"`rules[{name!r}]` must be an equivalent function of torch, or 'pointwise', got {rule!r}."
     )
 
 

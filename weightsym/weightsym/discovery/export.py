@@ -48,7 +48,7 @@ from weightsym.params import Params
 _OURS = str(Path(__file__).parents[1])
 _OUTSIDE = ("/torch/", "/lightning/", "/lightning_bnn/", _OURS, "<frozen", "<string>", "<eval_with")
 _DATA: Any = Tensor.data  # the descriptor
-_DERIVATIVES = "it takes derivatives, or transforms functions, inside of its forward."
+_DERIVATIVES = "it takes derivatives or transforms functions inside its forward."
 _MEANINGS = {
     "We found a fake tensor": _DERIVATIVES,
     "no attribute 'constant'": _DERIVATIVES,
@@ -207,7 +207,7 @@ class _DetachedData(TorchFunctionMode):
         if function == _DATA.__set__:
             self.assigned = True
             raise RuntimeError(
-                "it assigns to `.data` inside of its forward (compute the new tensor, and use it)."
+                "it assigns to `.data` inside its forward (use a new tensor instead)."
             )
         return function(*args, **(kwargs or {}))
 
@@ -355,8 +355,8 @@ def check_calls(model: nn.Module, inputs: Inputs) -> RandomRun | None:
     if not tensors_of(returned):
         output = "None" if returned is None else f"a {type(returned).__name__} without a tensor"
         raise UnsupportedModel(
-            f"The forward of {name} returns {output}, so that there is no output to keep: return "
-            "its outputs as tensors, or pass the submodule that does."
+            f"The forward of {name} returns {output}, so that there is no output to preserve: "
+            "return its outputs as tensors, or pass the submodule that does."
         )
     changed = [
         key
@@ -366,8 +366,8 @@ def check_calls(model: nn.Module, inputs: Inputs) -> RandomRun | None:
     if changed and not _repeats(model, inputs):
         raise UnsupportedModel(
             f"{name} keeps {', '.join(map(repr, changed))} from one call to the next, so that its "
-            "outputs depend on earlier calls: hold this state in buffers (`register_buffer`), or "
-            "have the forward take and return it."
+            "outputs depend on earlier calls: store this state in buffers (`register_buffer`), "
+            "or have the forward take and return it."
         )
     outputs = [as_real(t) for t in tensors_of(returned)]
     return RandomRun(weights.random, outputs)

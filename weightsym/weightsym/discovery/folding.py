@@ -54,8 +54,8 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     folds, others = _folds_of(model, Inputs(example, named))
     if others and not partial:
         raise ValueError(
-            f"The norm {others[0]!r} cannot be folded: not only linear maps read it that have "
-            "weights of their own, and a bias if the norm has one."
+            f"The norm {others[0]!r} cannot be folded: only linear maps may read it, with weights "
+            "of their own, and with a bias if the norm has one."
         )
     return _without_gains(model, folds)
 

@@ -51,18 +51,18 @@ from weightsym.networks.forward import (
 
 _NOTHING_MOVES = "the outputs do not depend on the weights at this example (is it zero?)"
 _ONE_KEY = (
-    "a softmax over one element forgets what it reads, such as queries and keys, so that the check "
-    "has not seen it (give an example of two tokens or more)"
+    "a softmax over one element ignores its inputs, such as queries and keys, so that they were "
+    "not tested (pass an example of two tokens or more)"
 )
 
 
 _ASLEEP = (
-    "no output moves with {} at this example and random weights, so that the check has not seen "
-    "what moves there (is an input zero, a gate closed, or an expert not chosen?)"
+    "no output changes with {} at this example and random weights, so that its symmetries were "
+    "not tested (is an input zero, a gate closed, or an expert not chosen?)"
 )
 _IN_PART = (
-    "no output depends on a part of {} at this example, while groups move the rest (give the "
-    "longest example, if a longer one reads more)"
+    "no output depends on a part of {} at this example, while groups move the rest (pass the "
+    "longest example if a longer one reads more)"
 )
 _FAR, _FAR_AT_MOST = 1e3, 1e-2
 """How far outputs move with a place that is seen, in tolerances, and relative to their size."""
@@ -360,16 +360,13 @@ def _judged(check: Check, sym: Symmetries, custom_rules: bool, name: str) -> _Ju
     wrong = _offenders(check, sym)
     if custom_rules and wrong:
         names = ", ".join(name for _, _, name in wrong[:3])
-        raise _WrongRule(
-            "A rule given in `rules` breaks the function: "
-            f"the groups at {names} change the outputs."
-        )
+        raise _WrongRule(f"A rule in `rules` is wrong: the groups at {names} change the outputs.")
     sym = _without(sym, wrong)
     if check.error(sym) > check.tolerance:
         sym = _without_what_fails_together(check, sym)
     if check.error(sym) > check.tolerance:
         raise UnsupportedModel(
-            f"The symmetries found in {name} change its outputs and were refused."
+            f"The symmetries found in {name} change its outputs and were rejected."
         )
     return check.judged(replace(sym, error=check.error_seen))
 

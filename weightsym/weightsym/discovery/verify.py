@@ -152,7 +152,7 @@ def _damped(sym: Symmetries, moves: OutputMoves | None) -> Iterator[tuple[float,
     for size, groups in parts.items():
         if math.isnan(size):
             names = ", ".join(dict.fromkeys(g.name for gs in groups.values() for g in gs))
-            _log.warning("verify: the outputs move with %s no further than rounding.", names)
+            _log.warning("verify: the outputs change with %s by no more than rounding.", names)
         chosen: dict[str, Any] = {kind: tuple(groups.get(kind, ())) for kind in KINDS}
         yield size, replace(sym, softmax_shift=None, **chosen)
 

@@ -85,8 +85,8 @@ def check_full_rank(params: Params, sym: Symmetries) -> None:
     for group, lost in zip(sym.linear, _balanced(stack, sym)[1], strict=True):
         if bool(lost.any()):
             raise ValueError(
-                f"`mixing`: {int(lost.sum())} spaces at {group.name!r} have no full rank on both "
-                "sides, so that no matrix balances them."
+                f"`mixing`: {int(lost.sum())} spaces at {group.name!r} are rank-deficient, so "
+                "that no matrix balances them."
             )
 
 
@@ -118,12 +118,12 @@ def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
 def _warn(dead: list[Tensor], gaps: list[Tensor]) -> None:
     lost = sum(int(d.sum()) for d in dead)
     if lost:
-        _log.warning("%d spaces have no full rank on both sides and stay unbalanced.", lost)
+        _log.warning("%d spaces are rank-deficient and remain unbalanced.", lost)
     close = sum(int((gap[~d] < _NEAR).sum()) for d, gap in zip(dead, gaps, strict=True))
     if close:
         _log.warning(
-            "%d spaces have singular values that are nearly the same (relative gap below %g): "
-            "their balanced form is not unique.",
+            "%d spaces have singular values that are nearly equal (relative gap below %g): their "
+            "balanced form is not unique.",
             close,
             _NEAR,
         )

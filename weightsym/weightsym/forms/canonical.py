@@ -150,10 +150,9 @@ def check_form(
     if name:
         beside = "" if mixing is None else f" beside `mixing` {mixing!r}"
         raise ValueError(
-            f"`scaling` {scaling!r} and `permutation` {permutation!r}{beside} give "
-            f"networks of one orbit different forms of {name!r}: scales or orders of units "
-            "do not follow one after the other here. Further scales, those of products, "
-            "need 'min-mass' or None."
+            f"`scaling` {scaling!r} and `permutation` {permutation!r}{beside} give networks of "
+            f"one orbit different forms of {name!r}: scales or orders of units depend on each "
+            "other here. Scales of products need 'min-mass' or None."
         )
 
 
@@ -324,7 +323,7 @@ def _plan(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     check_params(params, sym, "networks")
     if not is_stacked(params, sym.shapes):
-        raise ValueError("`networks` must be a stack, as `params.stack([network])` makes.")
+        raise ValueError("`networks` must be a stack, such as `params.stack([network])`.")
     check_form(sym, scaling, permutation)
     members = len(next(iter(params.values())))
     scales, signs = canonical_scales_and_signs(params, sym, scaling, target)

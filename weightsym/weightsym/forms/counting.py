@@ -38,7 +38,7 @@ def transpositions(permutation: Int[Tensor, "*batch units"]) -> Int[Tensor, "*ba
     n = permutation.shape[-1]
     units = torch.arange(n, device=permutation.device).expand_as(permutation)
     if not bool((permutation.sort(-1).values == units).all()):
-        raise ValueError("`permutation` must hold every index from 0 to n - 1 once.")
+        raise ValueError("`permutation` must hold every index from 0 to n - 1 exactly once.")
     smallest, jump = torch.minimum(units, permutation), permutation
     for _ in range(
         max(n - 1, 1).bit_length()

@@ -99,7 +99,9 @@ class Step:
 
         def read(name: str) -> Tensor:
             if name not in tensors:
-                raise ValueError(f"`params` must hold {name!r}: another tensor becomes what it is.")
+                raise ValueError(
+                    f"`params` must hold {name!r}, which another tensor is exchanged with."
+                )
             return tensors[name]
 
         first = {n: sym.aliases.get(n, n) for n in tensors}
@@ -431,7 +433,7 @@ class Element:
             raise ValueError(f"The network has no tensor {name!r}; it has {examples}, ...")
         some = self.of_members(rows)
         if some.members not in (0, len(values)):
-            raise ValueError(f"`values` holds {len(values)} networks, `rows` are {some.members}.")
+            raise ValueError(f"`values` has {len(values)} networks, but `rows` has {some.members}.")
         return some.on_some({name: values})[name]
 
     # -------------------------------------------------------- members
@@ -524,7 +526,7 @@ class Element:
         .. math:: \langle g^{-T} m, g\, w \rangle = \langle m, w \rangle
         """
         if any(step.adds for step in self.steps):
-            raise ValueError("`dual`: shifts are no linear maps of the weights, and have none.")
+            raise ValueError("`dual`: shifts are not linear maps of the weights and have no dual.")
         steps = (step.map(torch.reciprocal, dual_of) for step in self.steps)
         return Element(self.sym, tuple(steps))
 
@@ -572,9 +574,9 @@ class Element:
         check_symmetries(sym)
         file = read_file(Path(path))
         if file.metadata.get("format") != _FORMAT:
-            raise ValueError(f"{path} holds no element of a group.")
+            raise ValueError(f"{path} does not contain a group element.")
         if file.metadata.get("axes") != _layout(sym):
-            raise ValueError(f"{path} holds an element of another network than `sym`.")
+            raise ValueError(f"{path} contains an element for another network than that of `sym`.")
         tensors = {name: stored.read().clone() for name, stored in file.tensors.items()}
         sources = json.loads(file.metadata["sources"])
         return cls(sym, tuple(_step_of(k, s, tensors) for k, s in enumerate(sources)))

@@ -77,8 +77,8 @@ def _check_names(
     if missing:
         first = next(iter(names), None)
         raise ValueError(
-            f"`names` lacks {missing[0]!r} (it holds {first!r}): give the `named_parameters()` "
-            "of the module that the symmetries were found on."
+            f"`names` lacks {missing[0]!r} (it has {first!r}): pass the `named_parameters()` of "
+            "the module whose symmetries these are."
         )
     held_by_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
     strangers = [n for n in sym.weights if id(names[n]) not in held_by_optimizer]
@@ -114,6 +114,6 @@ def _refuse_other_shapes(
         isinstance(value, Tensor) and value.ndim > 0 and value.shape != parameter.shape
     ):
         raise ValueError(
-            f"The state {key!r} of {type(optimizer).__name__} has not the shape of a parameter and "
-            "cannot be carried along: start a new optimizer."
+            f"The state {key!r} of {type(optimizer).__name__} does not have the shape of a "
+            "parameter and cannot be transformed: start a new optimizer."
         )

@@ -29,7 +29,7 @@ def check_params(params: Mapping[str, Tensor], sym: Symmetries, name: str = "par
         first = next(iter(params), None)
         hint = f" (it holds {first!r})" if first is not None else " (it is empty)"
         raise ValueError(
-            f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found on this very module?"
+            f"`{name}` lacks {missing[0]!r}{hint}: were the symmetries found for this module?"
         )
     stacked = is_stacked(params, sym.shapes)
     _check_numbers(params, sym, name)
@@ -56,7 +56,7 @@ def check_named_tensors(params: Mapping[str, Tensor], name: str) -> None:
 def check_symmetries(sym: Symmetries) -> None:
     """Require a `Symmetries`."""
     if not isinstance(sym, Symmetries):
-        raise ValueError(f"`sym` must be what `discover` returned, got {type(sym).__name__}.")
+        raise ValueError(f"`sym` must be a `Symmetries` from `discover`, got {type(sym).__name__}.")
 
 
 def _check_numbers(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
@@ -66,7 +66,7 @@ def _check_numbers(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> 
         if not w.is_floating_point() or w.is_meta or w.layout != torch.strided:
             description = "no numbers (meta device)" if w.is_meta else f"{w.dtype} ({w.layout})"
             raise ValueError(
-                f"`{name}`: {tensor!r} must hold real floats, densely, got {description}."
+                f"`{name}`: {tensor!r} must be a dense tensor of real floats, got {description}."
             )
 
 
@@ -74,9 +74,7 @@ def _check_members(params: Mapping[str, Tensor], sym: Symmetries, stacked: bool,
     sizes = {params[n].shape[0]: n for n in sym.shapes if stacked and n in params}
     if len(sizes) > 1:
         (m, first), (n, second) = list(sizes.items())[:2]
-        raise ValueError(
-            f"`{name}` is no stack: {first!r} is there for {m} members, {second!r} for {n}."
-        )
+        raise ValueError(f"`{name}` is not a stack: {first!r} has {m} members, {second!r} has {n}.")
 
 
 def _check_ties(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
@@ -141,7 +139,7 @@ def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "param
     first = next((n for n in sym.shapes if n in params), None)  # of a stack all are as long
     w = None if first is None else params[first]
     if w is not None and w.ndim > len(sym.shapes[str(first)]) and not len(w):
-        raise ValueError(f"`{name}` must hold at least one network, got a stack of none.")
+        raise ValueError(f"`{name}` must hold at least one network, got an empty stack.")
 
 
 def check_squares(
@@ -164,7 +162,9 @@ def check_squares(
         survive = survive or total >= torch.finfo(wide).tiny
     sizes = [] if survive else [float(params[n].abs().amax()) for n in tensors if params[n].numel()]
     if any(sizes):
-        raise ValueError(f"`{name}`: all squares vanish, the largest weight is {max(sizes):.3g}.")
+        raise ValueError(
+            f"`{name}`: all squared weights underflow, the largest weight is {max(sizes):.3g}."
+        )
 
 
 def check_one_network(params: Mapping[str, Tensor], sym: Symmetries, name: str) -> None:
@@ -229,7 +229,7 @@ def check_element(
         shape = _shape(group)
         if value.is_complex() or value.is_meta or value.layout != torch.strided:
             got = "none (meta device)" if value.is_meta else f"{value.dtype} ({value.layout})"
-            raise ValueError(f"`{name}[{k}]` must hold real numbers, densely, got {got}.")
+            raise ValueError(f"`{name}[{k}]` must be a dense tensor of real numbers, got {got}.")
         if value.shape not in (shape, (members, *shape)):
             each = "" if members is None else f", or one such for each of {members} members"
             raise ValueError(

@@ -87,15 +87,14 @@ def stack(networks: Networks) -> Params:
     for k, network in enumerate(every):
         if odd := sorted(first.keys() ^ network.keys()):
             raise ValueError(
-                f"`networks[{k}]` has other names than the first: {odd[0]!r} is only in one of "
-                "them."
+                f"`networks[{k}]` has different names from the first: {odd[0]!r} is in only one "
+                "of them."
             )
         for name, tensor in network.items():
             if tensor.shape != first[name].shape:
                 shapes = f"{tuple(tensor.shape)}, not {tuple(first[name].shape)}"
                 raise ValueError(
-                    f"`networks[{k}]` is another network than the first: {name!r} has shape "
-                    f"{shapes}."
+                    f"`networks[{k}]` differs from the first network: {name!r} has shape {shapes}."
                 )
     return {name: torch.stack([network[name] for network in every]) for name in first}
 
@@ -160,7 +159,7 @@ def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> boo
             shape = torch.Size(getattr(template[name], "shape", template[name]))
             if tensor.shape != shape and tensor.shape[1:] != shape:
                 raise ValueError(
-                    f"`{name}` has shape {tuple(tensor.shape)}, the network has {tuple(shape)}."
+                    f"`{name}` has shape {tuple(tensor.shape)}, but the network has {tuple(shape)}."
                 )
             extra_dimensions.add(tensor.ndim - len(shape))
     if len(extra_dimensions) > 1:
@@ -263,7 +262,7 @@ def shares(
     good = all(is_number(w) and w >= 0 for w in numbers)
     if not good or len(numbers) != count or not 0 < sum(map(float, numbers)) < math.inf:
         raise ValueError(
-            f"{name} must be {count} numbers that are not negative, one for each network, got "
+            f"{name} must be {count} non-negative numbers, one for each network, got "
             f"{' '.join(map(str, numbers))}."
         )
     total = sum(map(float, numbers))

@@ -179,7 +179,9 @@ def engines() -> tuple[Engine, ...]:
         try:
             found.append(point.load()())
         except Exception as error:
-            _log.warning("The engine %s is left out, it cannot be imported: %s", point.value, error)
+            _log.warning(
+                "The engine %s is omitted, since it cannot be imported: %s", point.value, error
+            )
     return tuple(found)
 
 
@@ -220,4 +222,4 @@ def _tell(network: nn.Module, name: str, reason: str) -> None:
     told = known_of(network).setdefault("told", set())
     if (name, reason) not in told:
         told.add((name, reason))
-        _log.info("%s does not run by %s: %s.", type(network).__name__, name, reason)
+        _log.info("%s is not run by %s: %s.", type(network).__name__, name, reason)

@@ -127,7 +127,7 @@ def apply_each_in_place(
     members = stack_size(params)
     sizes = {len(t) for t in tree_leaves(x) if isinstance(t, Tensor)}
     if sizes != {members}:
-        raise ValueError(f"`x` must have inputs for {members} members, it has {sorted(sizes)}.")
+        raise ValueError(f"`x` must have inputs for {members} members, got {sorted(sizes)}.")
     return compute(Outputs(model, params, _by_torch, x, True, chunk_size))
 
 

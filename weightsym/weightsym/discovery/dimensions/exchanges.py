@@ -549,7 +549,7 @@ def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> li
         flat = [x for unit in units for x in unit]
         beside = [chosen[k] for k in set[int]().union(*(users[x] for x in flat))]
         if not all(_agree(units, other, known) for other in beside):
-            reasons[units[0][0]] = "exchanges that share entries with others were left out"
+            reasons[units[0][0]] = "exchanges that share entries with others were omitted"
             continue
         for x in flat:
             users[x].add(len(chosen))

@@ -102,7 +102,7 @@ def _function(
     if name == "constant_pad_nd":
         number = args[2] if len(args) > 2 else named.get("value", 0)
         if value.factors and number != 0:
-            raise Unfollowed("padding by a number that is not zero")
+            raise Unfollowed("padding with a nonzero value")
         return lambda t: _padded(t, value.shape, arguments[0])
     if name == "index":
         indices = [None if i is None else i.constant for i in args[1]]

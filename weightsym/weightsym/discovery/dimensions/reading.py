@@ -360,7 +360,7 @@ class Reading:
             if name in LAWS:
                 return self._side_by_side(met([drawn, *laws]))
         if name not in ("native_dropout", "rrelu_with_noise_functional"):
-            raise Unfollowed("random numbers whose law depends on weights")
+            raise Unfollowed("random numbers whose distribution depends on weights")
         if name == "native_dropout" and args[2] is False:
             return args[0], Value.of(size[1].shape)
         mask = noise(self.system, args[0].shape)
@@ -473,7 +473,7 @@ class Reading:
     def _amax(self, node: Node, args: Any, named: Any) -> Any:
         size = node.meta["val"]
         if not isinstance(size, Tensor) or (len(args) > 1 and isinstance(args[1], Value)):
-            raise Unfollowed("the largest numbers with their places")
+            raise Unfollowed("the largest values with their indices")
         keepdim = bool(args[2]) if len(args) > 2 else False
         return layers.extreme(self.system, args[0], args[1] if len(args) > 1 else [], keepdim)
 
@@ -538,7 +538,7 @@ class Reading:
     def _embedding_bag(self, node: Node, args: Any, named: Any) -> Any:
         sizes = node.meta["val"]
         if any(isinstance(a, Value) and a.factors for a in args[1:]):
-            raise Unfollowed("bags of rows that are computed")
+            raise Unfollowed("embedding bags of computed rows")
         rows = layers.embedding(self.system, args[0], Value.of(sizes[0].shape[:1]), sizes[0])
         if len(args) > 4 and args[4] == 2:  # the largest of each
             rows = layers.extreme(self.system, unsqueezed(rows, 0), 0, False)
@@ -658,7 +658,7 @@ class Reading:
     def _measure_along(self, node: Node, args: Any, named: Any, values: Sequence[Value]) -> Any:
         """Measure an operation without a rule along the labelled dimensions."""
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise Unfollowed("no rule for what takes functions")
+            raise Unfollowed("no rule for operations that take functions")
         moving = [k for k, v in enumerate(values) if v.factors]
         operands = [values[k] for k in moving]
         value = operands[0] if len(operands) == 1 else self._side_by_side_along(operands)
@@ -699,7 +699,7 @@ class Reading:
         dims = frozenset[int]().union(*(p.dims for v in settled for p in v.factors))
         sizes = {tuple(v.shape[d] for d in sorted(dims) if d < len(v.shape)) for v in settled}
         if len({len(v.shape) for v in settled}) > 1 or len(sizes) > 1:
-            raise Unfollowed("operands of different sizes with weights behind them")
+            raise Unfollowed("operands of different sizes that depend on weights")
         narrow = [
             replace(v, shape=tuple(n if d in dims else 1 for d, n in enumerate(v.shape)))
             for v in settled

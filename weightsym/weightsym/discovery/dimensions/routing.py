@@ -96,7 +96,7 @@ def _choose(system: System, node: Node, args: Sequence[Any]) -> Any:
     (factor,) = value.factors
     among = factor.labels.reshape(-1)
     if factor.dims != {d} or len(among.unique()) < len(among) or bool((among <= 0).any()):
-        raise Unfollowed("picks among channels of several rows")
+        raise Unfollowed("a choice among the channels of several rows")
     system.stop(factor)
     system.mark("apart", factor)
     places = size if isinstance(size, Tensor) else size[1]
@@ -144,7 +144,7 @@ def _pick(system: System, node: Node, args: Sequence[Any]) -> Value:
         indices = [None] * dim + [index]
     by_choice = [d for d, i in enumerate(indices) if i is not None and i.choice is not None]
     if len(by_choice) != 1 or any(i.constant is None for i in _listed(indices) if not i.choice):
-        raise Unfollowed("picked by several indices that are computed")
+        raise Unfollowed("indexing by several computed indices")
     if name == "gather":
         d = by_choice[0]
         numbers = compress(indices[d].choice.numbers)
@@ -171,12 +171,12 @@ def _placed(
     along = [p for p in value.factors if d in p.dims]
     if choice.is_index:
         if value.shape[d] != len(choice.among) or (value.varies[d] and not along):
-            raise Unfollowed("numbers are picked by an index among channels")
+            raise Unfollowed("values are selected by an index among channels")
         rows = choice.among.reshape([-1 if k == d else 1 for k in range(len(value.shape))])
         for factor in along:
             system.tie(factor.labels, rows, "tie" if factor.dims == {d} else "picked")
     elif any(d not in chosen(p.labels) for p in along):
-        raise Unfollowed("channels are picked by the places of tokens")
+        raise Unfollowed("channels are selected by token positions")
     factors = []
     for factor in value.factors:
         labels = factor.labels
@@ -200,10 +200,10 @@ def _picked_by_data(system: System, node: Node, args: Sequence[Any]) -> Value:
     over = {d for d, i in enumerate(indices) if i is not None}
     along = [p for p in value.factors if p.dims & over]
     if any(i.factors for i in _listed(indices)):
-        raise Unfollowed("picked by indices that are computed")
+        raise Unfollowed("indexing by computed indices")
     is_table = all(p.is_free and p.dims <= over for p in along) and name != "gather"
     if not is_table or node.meta["val"].is_floating_point() is False:
-        raise Unfollowed("channels are picked by an index")
+        raise Unfollowed("channels are selected by an index")
     for factor in along:
         system.fix(factor)
     zeros = [i if i is None else torch.zeros(i.shape, dtype=torch.long) for i in indices]
@@ -219,7 +219,7 @@ def _by_groups(system: System, x: Value, weight: Value, ends: Value) -> Value:
     """Multiply each run of sorted tokens by the matrix of its expert."""
     choice, count = ends.choice, len(x.shape) and x.shape[0]
     if choice is None or len(weight.shape) != 3 or len(x.shape) != 2:
-        raise Unfollowed("products by groups of tokens that are not chosen")
+        raise Unfollowed("grouped products of tokens without a choice")
     numbers = torch.searchsorted(choice.numbers.to(torch.float64), torch.arange(count).double(),
                                  right=True)  # fmt: skip
     index = Choice(numbers, choice.among)
@@ -263,7 +263,7 @@ def _scattered(system: System, node: Node, args: Sequence[Any]) -> Value:
         if chosen(factor.labels):
             system.tie(factor.labels, picked, "picked")
         elif d in factor.dims:
-            raise Unfollowed("channels are written to the places of a choice")
+            raise Unfollowed("channels are scattered to the indices of a choice")
         else:
             factors.append(factor.without_units())
     return Value.of(node.meta["val"].shape, factors)

@@ -93,7 +93,7 @@ class Uses:
         by_dim = {dims[0]: k for k, dims in enumerate(along) if dims}
         spare = [k for k, dims in enumerate(along) if not dims]
         if any(len(dims) > 1 for dims in along) or len(by_dim) + len(spare) < len(coords):
-            raise ValueError("a factor that is no matrix")
+            raise ValueError("a factor that is not a matrix")
         dims = [by_dim[d] if d in by_dim else spare.pop(0) for d in (out, 1 - out)]
         rows, columns = (coords[k].reshape(-1).numpy() for k in dims)
         total, size = (self.shapes[name][k] for k in dims)
@@ -103,7 +103,7 @@ class Uses:
             blocks, used = total // step, np.arange(rows[0], rows[0] + len(rows), step) // step
         in_order = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
         if not in_order or (groups > 1 and (len(rows), len(columns)) != (total, size)):
-            raise ValueError("rows in another order")
+            raise ValueError("the rows are reordered")
         positions = (
             np.arange(groups * size)[:, None] if groups > 1 else columns[:, None] + used * size
         )

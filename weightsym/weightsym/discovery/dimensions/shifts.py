@@ -49,7 +49,7 @@ def shifts_of(
         shifted = {every[p.axis].tensor for group in groups for p in group.placements}
         groups += [g for g in groups_of_shifts(reading.uses, every) if g.name not in shifted]
         if reading.system.is_full:
-            reason = "constants that are added to biases make more sums than are followed"
+            reason = "the constants added to biases form too many sums to follow"
     return tuple(every), tuple(groups), reason
 
 

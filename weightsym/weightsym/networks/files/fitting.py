@@ -146,9 +146,9 @@ def _check_types(fitted: FittedNetwork, names: NetworkNames) -> None:
         tensor, dtype = names.tensors[name], fitted.stored.tensors[key].dtype
         if tensor.is_floating_point() != (dtype in _FLOATS):
             raise ValueError(
-                f"{fitted.stored.path}: {key!r} is of type "
-                f"{str(dtype).removeprefix('torch.')}, and the network has "
-                f"{str(tensor.dtype).removeprefix('torch.')}: quantised networks are not read."
+                f"{fitted.stored.path}: {key!r} is of type {str(dtype).removeprefix('torch.')}, "
+                f"and the network has {str(tensor.dtype).removeprefix('torch.')}: quantised "
+                "networks are not supported."
             )
 
 
@@ -156,8 +156,8 @@ def _check_ties(fitted: FittedNetwork) -> None:
     for key, name in fitted.again.items():
         if not torch.equal(fitted.stored.tensors[key].read(), fitted.read(name)):
             raise ValueError(
-                f"{fitted.stored.path}: {key!r} and {fitted.places[name]!r} are one tensor in "
-                "the network, and differ in the file."
+                f"{fitted.stored.path}: {key!r} and {fitted.places[name]!r} are one tensor in the "
+                "network, but differ in the file."
             )
 
 
@@ -169,6 +169,6 @@ def _check_others(fitted: FittedNetwork, buffers: Collection[str], ignored: Sequ
         unused = name in buffers or any(re.search(pattern, name) for pattern in ignored)
         if not (harmless or unused):
             raise ValueError(
-                f"{fitted.stored.path} holds {name!r}, which is none of the network and would not "
-                "move with it; `--others copy` keeps such tensors as they are."
+                f"{fitted.stored.path} contains {name!r}, which is not part of the network and "
+                "would not move with it; `--others copy` keeps such tensors unchanged."
             )

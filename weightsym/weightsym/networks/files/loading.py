@@ -24,7 +24,7 @@ def load(path: str | Path, mmap: bool = False) -> Any:
         ValueError: it is damaged, no such file, or holds other objects than tensors and plain data.
     """
     if zipfile.is_zipfile(path) and not _is_whole(path):
-        raise ValueError(f"{path} is damaged: its bytes are not those that were written.")
+        raise ValueError(f"{path} is damaged: its content does not match its checksums.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:

@@ -135,7 +135,7 @@ def check_names(path: Path, names: Iterable[str]) -> None:
     """Refuse names with control characters, which terminals would execute when printed."""
     bad = next((name for name in names if not name.isprintable()), None)
     if bad is not None:
-        raise ValueError(f"{path} names a tensor {bad!r}, with characters that cannot be printed.")
+        raise ValueError(f"{path} names a tensor {bad!r}, with unprintable characters.")
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
@@ -150,7 +150,7 @@ def _checked(
             f"{path}: {name!r} is of type {dtype_name}, which this package cannot read."
         )
     if math.prod(max(1, size) for size in shape) >= 2**60:
-        raise ValueError(f"{path} is damaged: {name!r} has a shape that no tensor can have.")
+        raise ValueError(f"{path} is damaged: {name!r} has an impossible shape.")
     return _TYPES[dtype_name], torch.Size(shape)
 
 
@@ -214,8 +214,8 @@ def check_types(path: Path, types: Mapping[str, torch.dtype]) -> None:
     for name, dtype in types.items():
         if dtype not in _NAMES:
             raise ValueError(
-                f"{name!r} is {dtype}, which safetensors files do not have: convert it before it "
-                f"is written to {path}."
+                f"{name!r} is {dtype}, which safetensors files do not support: convert it before "
+                f"writing to {path}."
             )
 
 

@@ -25,9 +25,11 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"`config`: {path} is no YAML file: it is not text in UTF-8.") from error
+        raise ValueError(
+            f"`config`: {path} is not a YAML file: it is not text in UTF-8."
+        ) from error
     except IsADirectoryError as error:
-        raise ValueError(f"`config`: {path} is a folder, and no YAML file.") from error
+        raise ValueError(f"`config`: {path} is a folder, not a YAML file.") from error
     return settings_of_text(text, str(path))
 
 
@@ -42,7 +44,7 @@ def settings_of_text(text: str, name: str) -> dict[str, Any]:
         _check_size(text, name)
         settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"`config`: {name} is no YAML file ({_syntax(error)}).") from error
+        raise ValueError(f"`config`: {name} is not a YAML file ({_syntax(error)}).") from error
     if not isinstance(settings, dict):
         quoted = "nothing" if settings is None else repr(settings)
         quoted = quoted if len(quoted) <= _SHOWN else quoted[:_SHOWN] + "..."
@@ -68,7 +70,7 @@ def _check_size(text: str, name: str) -> None:
         elif isinstance(event, yaml.AliasEvent | yaml.ScalarEvent):
             _add(groups, sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1)
         if len(groups) > _DEPTH:
-            raise ValueError(f"`config`: {name} is nested in more than {_DEPTH} levels.")
+            raise ValueError(f"`config`: {name} is nested more than {_DEPTH} levels deep.")
         if groups and groups[-1][1] > _SIZE:
             raise ValueError(f"`config`: {name} holds more than {_SIZE} values, aliases included.")
 
@@ -104,7 +106,7 @@ def _check_keys(settings: dict[str, Any], name: str) -> None:
             meant = _misspelt(str(key))
             if meant and meant not in group and isinstance(value, _KEYS[meant]):
                 raise ValueError(
-                    f"`config`: in {name}, `{where}{key}` is not known; did you mean `{meant}`?"
+                    f"`config`: in {name}, `{where}{key}` is unknown; did you mean `{meant}`?"
                 )
 
 

@@ -35,11 +35,13 @@ def has_weights(folder: Path) -> bool:
 def weight_shards(folder: Path) -> dict[Path, set[str] | None]:
     """Return the weight files, and the names that the index expects in each, if there is one."""
     if not is_hugging_face(folder):
-        raise ValueError(f"{folder} is no folder of Hugging Face: it has no config.json.")
+        raise ValueError(f"{folder} is not a Hugging Face folder: it has no config.json.")
     if (folder / _ONE).is_file():
         return {_inside(folder, _ONE): None}
     if not (folder / INDEX).is_file():
-        raise ValueError(f"{folder} has neither {_ONE} nor {INDEX}; other formats are not read.")
+        raise ValueError(
+            f"{folder} has neither {_ONE} nor {INDEX}; other formats are not supported."
+        )
     names: dict[Path, set[str] | None] = {}
     for tensor, shard in _weight_map(folder).items():
         expected = names.setdefault(_inside(folder, shard), set())
@@ -85,7 +87,9 @@ def _inside(folder: Path, name: str) -> Path:
     if folder.resolve().parent.name == "snapshots":  # of the cache: links to ../../blobs
         allowed.append(folder.resolve().parents[1] / "blobs")
     if path.resolve().parent not in allowed:
-        raise ValueError(f"{path} is a link to {path.resolve()}, out of the folder, and not read.")
+        raise ValueError(
+            f"{path} is a link to {path.resolve()}, outside the folder, and is not read."
+        )
     return path
 
 
@@ -151,7 +155,7 @@ def open_network(path: Path) -> StoredNetwork:
         raise ValueError(f"{path} must be a folder, or end in one of {', '.join(FORMATS)}.")
     shard = read_file(path) if path.suffix == ".safetensors" else _of_torch(path)
     if not shard.tensors:
-        raise ValueError(f"{path} holds no tensors.")
+        raise ValueError(f"{path} contains no tensors.")
     return StoredNetwork(path, (shard,))
 
 
@@ -176,6 +180,6 @@ def _of_torch(path: Path) -> TensorFile:
     state, _ = read_state(path, mmap=zipfile.is_zipfile(path))
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise ValueError(f"{path}: {name!r} is sparse or quantised, and not read.")
+            raise ValueError(f"{path}: {name!r} is sparse or quantised, which is not supported.")
     tensors = {n: StoredTensor(t.dtype, t.shape, t.detach) for n, t in state.items()}
     return TensorFile(path.name, tensors, {"format": "pt"})

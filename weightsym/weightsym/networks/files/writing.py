@@ -55,7 +55,7 @@ def check_path(path: Path, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"`--out`: there is no folder {path.parent}.")
     if os.path.lexists(path) and not overwrite:
-        raise ValueError(f"`--out`: {path} is there; `--overwrite true` replaces it.")
+        raise ValueError(f"`--out`: {path} already exists; `--overwrite true` replaces it.")
 
 
 def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
@@ -68,7 +68,9 @@ def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
         ours = {s.name for s in like.shards} | {p.name for p in companions(like.path)}
         foreign = sorted(p.name for p in target.iterdir() if p.name not in ours or p.is_dir())
         if foreign:
-            raise ValueError(f"`--out`: {target} also holds {foreign[0]!r}, and is not replaced.")
+            raise ValueError(
+                f"`--out`: {target} also contains {foreign[0]!r}, and is not replaced."
+            )
 
 
 def write_like(
