@@ -6,8 +6,8 @@
 # You have a LightningModule and a `Trainer`. Five callbacks look at the weights while they train.
 # This page shows what each of them says, and what to conclude from it.
 #
-# Here is a module as you may have one, for scikit-learn's digits. The learning rate falls to a
-# twentieth after fifteen of twenty epochs.
+# The module is for scikit-learn's digits. The learning rate falls to a twentieth after fifteen of
+# twenty epochs.
 
 # %%
 import lightning as L
@@ -90,31 +90,29 @@ print("step", *tau.layers, sep="  ")
 for step, layers in [*tau.history[:3], tau.history[36], tau.history[-1]]:
     print(f"{step:4d}", *(f"{value:8.3f}" for value in layers), sep="  ")
 
-# %% [markdown]
-# The order is in motion in the first steps, moves a little as long as the learning rate is high,
-# and stands still after the rate has dropped (step 390). What follows for you:
+# %% [markdown] The order changes in the first steps, a little as long as the learning rate is high,
+# and no more after the rate has dropped (step 390). What follows for you:
 #
 # - Where tau stays near 1, sorted networks of this run, and of other runs, may be compared weight
-#   by weight. Before that, "weight 17 of the sorted layer" belongs to another unit every few steps.
+#   by weight. Before that, a sorted position belongs to another unit every few steps.
 # - A tau that falls again late in a run says that training is still reordering the network: the
-#   learning rate is high for it, or the data have changed.
+#   learning rate is too high, or the data have changed.
 #
 # ## MassGap: how much of the weight decay is for nothing?
 #
 # The second symmetry is one of scale. Multiply everything that enters a ReLU unit by 2, divide
-# everything that leaves it by 2, and the function is the same. The penalty of weight decay is not:
-# it counts the sum of the squares of all weights, the *mass*. The callback computes the least mass
-# over all such rescalings. The *excess* is how far the network lies above it, in per cent.
+# everything that leaves it by 2, and the function is the same, but not the sum of the squares of
+# all weights, the *mass*, that weight decay penalises. The callback computes the least mass over
+# all such rescalings. The *excess* is how far the network lies above it, in per cent.
 
 # %%
 print("step     mass  minimum  excess")
 for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
     print(f"{step:4d}  {mass:7.1f}  {minimum:7.1f}  {excess:5.1f} %")
 
-# %% [markdown]
-# An excess of a few per cent is nothing to worry about. A large one, or one that keeps growing,
-# says that the weight decay pushes against numbers that have no influence on the function
-# (`lightning_bnn.symmetry.min_mass` and `rescale` give you the network at the minimum).
+# %% [markdown] An excess of a few per cent is harmless. With a large or growing one, weight decay
+# acts on scales without influence on the function (`lightning_bnn.symmetry.min_mass` and `rescale`
+# give you the network at the minimum).
 #
 # ## PosteriorFigures: the same run, with symmetries and without
 #
@@ -129,10 +127,9 @@ folder = Path(trainer.log_dir)
 print(*sorted(path.name for path in (folder / "figures").iterdir()), sep="\n")
 shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories.png")
 
-# %% [markdown]
-# On the left, weights grow. In the middle, part of that growth has gone, since it was scale alone.
-# On the right a curve jumps when two units change places, and is calm after the learning rate has
-# dropped.
+# %% [markdown] On the left, weights grow. In the middle, the part of the growth that was scale is
+# gone. On the right a curve jumps when two units change places, and is calm after the learning rate
+# has dropped.
 
 # %% [markdown]
 # ## CheckpointHarvester: the weights themselves

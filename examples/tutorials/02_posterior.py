@@ -3,10 +3,9 @@
 # %% [markdown]
 # # A posterior for your network, and what its uncertainty is good for
 #
-# Training gives you one set of weights. Many others explain the training data about as well, and
-# they disagree where the data say little. The *posterior* is the distribution over all of them,
-# given the data. This package approximates it in several ways, each a LightningModule that takes
-# any `nn.Module`:
+# Many sets of weights explain the training data about equally well, and they disagree where the
+# data say little. The *posterior* is the distribution over all of them, given the data. This
+# package approximates it in several ways, each a LightningModule that takes any `nn.Module`:
 #
 # - `DeepEnsemble`: several networks, trained from different starts;
 # - `SWAG`: a Gaussian around the weights that a run visits late in its training;
@@ -101,10 +100,8 @@ for name in ("ensemble", "VI"):
         total, inside, between = (part.mean() for part in parts)
         print(f"{name:9s} {which:22s} {total:5.2f} = {inside:15.2f} + {between:16.2f}")
 
-# %% [markdown]
-# Both parts grow from clean digits to noisy ones and to images of nothing but noise. More data of
-# that kind help against the second part, and not against the first. Which digits does the ensemble
-# find hard?
+# %% [markdown] Both parts grow from clean digits to noisy ones and to noise. More data of that kind
+# only reduce the second part. Which digits does the ensemble find hard?
 
 # %%
 from matplotlib.figure import Figure
@@ -132,11 +129,10 @@ print(f"errors among the 405 others: {wrong[45:].sum()}")
 #
 # ## Notice inputs that are not digits
 #
-# A classifier of digits has to answer with a digit, whatever it is given. To notice inputs of
-# another kind (*out of distribution*, OOD), give each input a score, and raise an alarm above a
-# threshold. *AUROC* is the probability that an OOD input has a higher score than a digit: 1 is
-# perfect, 0.5 a coin. One network can only score by its lack of confidence; a posterior can also
-# use the mutual information.
+# To notice inputs of another kind (*out of distribution*, OOD), give each input a score, and raise
+# an alarm above a threshold. *AUROC* is the probability that an OOD input has a higher score than a
+# digit: 1 is perfect, 0.5 a coin. One network can only score by its lack of confidence; a posterior
+# can also use the mutual information.
 
 # %%
 from lightning_bnn.metrics import auroc, max_probability_score, mutual_information_score
@@ -167,21 +163,18 @@ panels = {
 }
 histograms_figure(panels, "mutual information", 30).savefig("mutual_information.png", dpi=100)
 
-# %% [markdown]
-# Mutual information beats confidence in every pair of rows, and the ensemble and VI beat one
-# network by much. SWAG is worse here than one ordinary network, although nothing in its accuracy or
-# NLL said so.
+# %% [markdown] Mutual information beats confidence in every pair of rows, and the ensemble and VI
+# beat one network by much. SWAG is worse than one network, which its accuracy and NLL do not show.
 #
-# In the figure the digits are at the left, with little disagreement. A threshold between them and
-# the others is your alarm.
+# In the figure the digits are at the left, with little disagreement, before the threshold of your
+# alarm.
 #
 # ## Probabilities that mean what they say
 #
-# A posterior that says 90 % should be right nine times out of ten. If it is not, one number can
-# mend it: the *temperature*, by which the logits are divided. Above 1 it takes confidence away,
-# below 1 it adds some. Every module finds it on half of the validation data. The other half makes
-# *conformal sets*: for each input a set of classes that holds the truth in 90 % of all cases,
-# whether or not the network is any good.
+# A posterior that says 90 % should be right nine times out of ten. One number can correct it: the
+# *temperature*, by which the logits are divided. Above 1 it reduces confidence. Every module finds
+# it on half of the validation data. The other half makes *conformal sets*: for each input a set of
+# classes that holds the truth in 90 % of all cases, however good the network.
 
 # %%
 rows = torch.arange(len(y))
@@ -197,17 +190,15 @@ for name, module in posteriors.items():
     )
 calibration.figure().savefig("reliability_of_VI_on_validation_data.png", dpi=90)
 
-# %% [markdown]
-# Three of the four were slightly too sure, and gain little. VI was far from sure enough, and gains
-# a quarter of its NLL by one number: if you use variational inference, calibrate it. The sets hold
-# the truth about as often as was promised. They have less than one class on average, since some
-# inputs get an empty set.
+# %% [markdown] Three of the four were slightly too sure, and gain little. VI was far from sure
+# enough, and gains a quarter of its NLL: if you use variational inference, calibrate it. The sets
+# hold the truth about as often as promised, with less than one class on average, since some are
+# empty.
 #
 # `calibration.save("calibration.pt")` keeps it ([calibration](../calibration.md)).
 
 # %% [markdown]
 # ## Which one?
 #
-# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table on this page, and
-# has no setting but the number of its members. [Modules](../modules.md) has more methods, and says
-# how posteriors are saved, loaded and exported.
+# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table on this page.
+# [Modules](../modules.md) has more methods, and says how posteriors are saved, loaded and exported.

@@ -3,9 +3,8 @@
 # %% [markdown]
 # # Comparing posteriors, with a folder of plain .pt files
 #
-# You have trained the same network several times, and there is a folder of `torch.save` files. Do
-# two training recipes lead to the same networks? And are your networks anything like draws of the
-# posterior?
+# You have trained the same network several times, into a folder of `torch.save` files. Do two
+# training recipes lead to the same networks? And are these like draws of the posterior?
 #
 # First, some folders. A plain PyTorch loop trains perceptrons with 16 hidden units on
 # scikit-learn's digits. The weight decay is one divided by the number of examples, which is what a
@@ -54,8 +53,8 @@ for folder in ("ours", "again", "short"):
 # ## A folder as a posterior
 #
 # `FromCheckpoints` makes a module of a folder, without training, and finds the names of the network
-# behind any prefix (`model.`, `net.`, ...). It predicts, tests and calibrates as any other module
-# does. Nothing in the files is executed.
+# behind any prefix (`model.`, `net.`, ...). It predicts, tests and calibrates like any module.
+# Nothing in the files is executed.
 
 # %%
 import lightning as L
@@ -183,9 +182,8 @@ show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "
 # of the reference.
 #
 # As functions the chains cannot be told from the reference, and without symmetries their weights
-# are much closer than ours, although not quite there. In the mean prediction our folder is level
-# with the chains: it is as near to that of the reference (TV), and as accurate, within about two
-# errors.
+# are much closer than ours. In the mean prediction our folder is as near to the reference as the
+# chains (TV), and as accurate, within about two errors.
 #
 # So use trained networks if all you need are averaged predictions, and a sampler if you need to
 # know what the data leave open. [The leaderboard](../results/leaderboard.md) scores every method of

@@ -4,9 +4,9 @@
 # # Finding, removing and matching symmetries, up to a transformer
 #
 # A *symmetry* of a network is a change of its weights that changes none of its outputs. This page
-# finds those of a perceptron and of a transformer, and shows what becomes of networks that were
-# trained apart once their symmetries are out of the way: they can be averaged, compared, and joined
-# by a line on which the loss stays low. A plain loop trains them on scikit-learn's digits.
+# finds those of a perceptron and of a transformer. Without them, networks that were trained apart
+# can be averaged, compared, and joined by a line on which the loss stays low. A plain loop trains
+# them on scikit-learn's digits.
 
 # %%
 import torch
@@ -70,8 +70,7 @@ print("outputs change by less than a millionth:", bool(error < 1e-6))
 #
 # ## Remove
 #
-# Of all these copies `canonicalise` picks one, and always the same one: units scaled to norm one
-# and sorted.
+# Of all these copies `canonicalise` always picks the same one: units scaled to norm one and sorted.
 
 # %%
 from lightning_bnn.symmetry import (
@@ -137,11 +136,10 @@ for text, six in (("as trained", stack), ("aligned", alignment.element(stack))):
 # %% [markdown]
 # ## A transformer
 #
-# Attention has more freedom. Queries meet keys in a scalar product and nowhere else, so that *any*
-# invertible matrix may be applied to the queries of a head, if its inverse (transposed) is applied
-# to the keys; the same holds for values and outputs. Heads can change places. And the *stream*, the
-# vector to which every layer adds its part, could be rotated as a whole, were it not for the gains
-# of the norms.
+# Queries meet keys in a scalar product alone, so that *any* invertible matrix may be applied to the
+# queries of a head, if its inverse (transposed) is applied to the keys; the same holds for values
+# and outputs. Heads can change places. And the *stream*, the vector to which every layer adds its
+# part, could be rotated as a whole, were it not for the gains of the norms.
 
 
 # %%
@@ -233,12 +231,10 @@ for ax, (title, lines) in zip(figure.subplots(1, 2), panels.items(), strict=True
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 figure.savefig("loss_between_networks.png", dpi=100)
 
-# %% [markdown]
-# Permutations bring the weights closer and leave the barrier as high as it was. With heads,
-# matrices and rotations as well it falls to a quarter or less. Weights that are closest are not
-# best: matching by activations ends lower although the distance is larger. (On other pairs the
-# order of the last two may be another; [alignment](../results/alignment.md#pairs-of-transformers)
-# has means over ten pairs.)
+# %% [markdown] Permutations bring the weights closer and leave the barrier as high as it was. With
+# matrices and rotations it falls to a quarter or less. Matching by activations ends lower although
+# the distance is larger. (On other pairs the order of the last two may differ;
+# [alignment](../results/alignment.md#pairs-of-transformers) has means over ten pairs.)
 #
 # [Symmetries](../symmetry.md) has the functions, [what discovery finds](../discovery.md) the
 # layers, and [alignment](../alignment.md) everything about matching.

@@ -3,9 +3,8 @@
 # %% [markdown]
 # # Populations and banks
 #
-# What does training lead to, from all the starts that there are? This page trains five thousand
-# small networks in a few seconds, and looks at their weights as a cloud; then five hundred larger
-# ones, and at what they predict.
+# This page trains five thousand small networks in a few seconds, and looks at their weights as a
+# cloud; then five hundred larger ones, and at what they predict.
 #
 # ## Five thousand networks, one call
 #
@@ -67,11 +66,11 @@ print("share of networks whose first weight is the larger one:")
 for text, pairs in forms.items():
     print(f"{text:18s} {(pairs[:, 0] > pairs[:, 1]).double().mean():.3f}")
 
-# %% [markdown]
-# On the left nearly all networks lie on a ring, which is symmetric about the dashed diagonal:
-# nothing tells unit 1 from unit 2, so that every solution is there twice. In the middle, hidden
-# units are scaled to the same norm: a part of the ring was scale. On the right the units are sorted
-# as well, and each solution is there once. With 16 units there would be 16! = 2 x 10^13 copies.
+# %% [markdown] On the left nearly all networks lie on a ring, which is symmetric about the dashed
+# diagonal: units 1 and 2 can be exchanged, so that every solution is there twice. In the middle,
+# hidden units are scaled to the same norm: a part of the ring was scale. On the right the units are
+# sorted as well, and each solution is there once. With 16 units there would be 16! = 2 x 10^13
+# copies.
 #
 # ## A population of your own network
 #
@@ -119,9 +118,8 @@ print(
     f"of all together: {together:.3f}; better than it: {(found.accuracy > together).sum()} of 500"
 )
 
-# %% [markdown]
-# The mean of all is at the upper end. With 450 digits nobody can say whether the few networks above
-# it are better or lucky.
+# %% [markdown] The mean of all is at the upper end. The few networks above it may be lucky on 450
+# digits.
 #
 # ## How many networks are worth averaging?
 #
@@ -153,9 +151,8 @@ ax.set_xticks(sizes, sizes)
 ax.set(xlabel="networks that are averaged", ylabel="NLL, mean ± deviation")
 figure.savefig("groups_of_networks.png", dpi=100)
 
-# %% [markdown]
-# Most of the gain is there with five networks, and hardly any is left from twenty on. What goes on
-# falling is the spread: with five networks the result still depends on which five.
+# %% [markdown] Most of the gain is there with five networks, and hardly any is left from twenty on.
+# The spread falls further: with five networks the result still depends on which five.
 #
 # ## Are they different networks?
 #

@@ -3,10 +3,9 @@
 # %% [markdown]
 # # A posterior over an adapter
 #
-# A large network is fine-tuned by a few new weights, its *adapter*, while all others stay as they
-# are. A posterior over the adapter says where the fine-tuned model does not know. Here the model is
-# a tiny BERT with random weights, so that this page takes seconds; with `from_pretrained` every
-# line is the same.
+# A large network is fine-tuned by a few new weights, its *adapter*. A posterior over the adapter
+# says where the fine-tuned model does not know. Here the model is a tiny BERT with random weights;
+# with `from_pretrained` every line is the same.
 #
 # The task: say for each word whether it is a *thing* or an *action*. Some words are both, and the
 # word before tells which: "the park" and "to park". A few words never occur in training.
@@ -151,10 +150,9 @@ ax.set_axis_off()
 figure.colorbar(image, label="information, nats")
 figure.savefig("what_the_networks_disagree_about.png", dpi=100)
 
-# %% [markdown]
-# Words with one meaning are certain; `the` and `to` have no label. Words with two meanings are
-# uncertain without a word before that decides, and less so with one. So is the new word `zebra` in
-# one of two places. Not every new word is: all networks share the weights that are not trained, and
+# %% [markdown] Words with one meaning are certain; `the` and `to` have no label. Words with two
+# meanings are uncertain without a deciding word before, and less so with one. So is the new word
+# `zebra` in one of two places. Not every new word is: all networks share the untrained weights, and
 # can be wrong together.
 #
 # ## Uncertain sentences
