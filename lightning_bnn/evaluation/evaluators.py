@@ -196,7 +196,7 @@ def numbers_of(
     (0.5, 1.0)
     """
     tested, *others = sets
-    scores = [tested.scores(), *(replace(other, targets=None).scores() for other in others)]
+    scores = [tested.scores(), *(replace(ood_set, targets=None).scores() for ood_set in others)]
     if target_std is not None and "squares" in scores[0]:
         unit = torch.as_tensor(target_std).double()
         scores[0]["squares_unit"] = scores[0]["squares"] * unit.square()

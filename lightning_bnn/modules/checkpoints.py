@@ -121,16 +121,16 @@ def check_weights(module: Bayesian, weights: Mapping[str, Any], strict: bool) ->
         )
 
 
-def check_arguments(module: type, given: Mapping[str, Any]) -> None:
+def check_arguments(module: type, arguments: Mapping[str, Any]) -> None:
     """Refuse unknown arguments of a class of modules, which Lightning would ignore.
 
     Args:
         module: the class.
-        given: replacements of arguments in the checkpoint, with those of Lightning.
+        arguments: replacements of arguments in the checkpoint, with those of Lightning.
     """
     parameters = inspect.signature(module).parameters
     loading = inspect.signature(LightningModule.load_from_checkpoint).parameters
-    unknown = given.keys() - parameters.keys() - loading.keys()
+    unknown = arguments.keys() - parameters.keys() - loading.keys()
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise TypeError(f"{module.__name__} has no argument `{min(unknown)}`.")
 

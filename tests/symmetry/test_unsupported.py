@@ -56,10 +56,10 @@ REFUSED = {
     "an if": (lambda s, x: s.a(x) if x.sum() > 0 else s.a(-x), NUMBERS),
     "an item": (lambda s, x: s.a(x) if x.sum().item() > 0 else s.a(-x), NUMBERS),
     "a size": (lambda s, x: s.a(x)[:, : int((x > 0).sum())], NUMBERS),
-    "chosen rows": (lambda s, x: s.a(x[x.sum(-1) > 0]), "depends on the numbers in the input"),
+    "chosen rows": (lambda s, x: s.a(x[x.sum(-1) > 0]), "depends on values in the input"),
     "sorted rows": (
         lambda s, x: s.a(x[x.sum(-1) > 0]).sort(0)[0].sum(0),
-        "depends on the numbers in the input",
+        "depends on values in the input",
     ),
     "assigned data": (assigned_data, r"it assigns to `\.data` inside its forward"),
     "derivatives": (by_autograd, DERIVATIVES),

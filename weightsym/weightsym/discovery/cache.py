@@ -110,14 +110,14 @@ def _described_modules(model: nn.Module) -> Iterator[str]:
 
 def _described_tensors(model: nn.Module) -> Iterator[str]:
     """Describe the shapes of tensors, and the values of those that may be read as constants."""
-    tensors, kept = named_tensors(model), model.state_dict()
+    tensors, persistent = named_tensors(model), model.state_dict()
     for name, t in tensors:
-        is_row = name in kept and t.is_floating_point() and t.ndim == 1
+        is_row = name in persistent and t.is_floating_point() and t.ndim == 1
         numbers = "" if isinstance(t, nn.Parameter) or is_row else _numbers(t)
         yield f"{name} {type(t).__name__} {_shape(t)} {t.requires_grad} {numbers}"
     yield str(owners(model))
     yield str(overlapping(tensors))
-    yield str(list(kept))
+    yield str(list(persistent))
 
 
 def _operations(model: nn.Module, inputs: Inputs) -> list[str]:
@@ -159,14 +159,14 @@ class _Log(TorchDispatchMode):
     def word(self, x: Any, is_result: bool = False) -> str:
         """Describe a tensor by its name, or by its values if it is no result, else by `repr`."""
         if isinstance(x, Tensor):
-            known = self._words.get(x)
-            if known is None and is_result:
+            name = self._words.get(x)
+            if name is None and is_result:
                 return self.note(x, "result")
-            if known is None:
+            if name is None:
                 self.lines.append(f"{self.note(x, 'constant')} {_numbers(x)}")
-            return str(known or self._words[x])
+            return str(name or self._words[x])
         if isinstance(x, tuple | list):
-            return f"[{', '.join([self.word(part, is_result) for part in x])}]"
+            return f"[{', '.join([self.word(item, is_result) for item in x])}]"
         if not isinstance(x, _PLAIN):
             raise _Unknown
         return repr(x)
@@ -179,15 +179,15 @@ class _Log(TorchDispatchMode):
         is_known = function.namespace in ("aten", "prims")
         if not is_known or (schema.is_mutable and self._writes(schema.arguments, args, kwargs)):
             raise _Unknown
-        given = f"{function} {self.word(args)} {self.word([*kwargs.items()])}"
+        call = f"{function} {self.word(args)} {self.word([*kwargs.items()])}"
         result = function(*args, **kwargs)
-        self.lines.append(f"{given} {self.word(result, is_result=True)}")
+        self.lines.append(f"{call} {self.word(result, is_result=True)}")
         return result
 
     def _writes(self, arguments: Any, args: Any, kwargs: Any) -> bool:
         """Return whether an operation writes to a tensor of the network."""
-        given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-        written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+        by_name = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+        written = [by_name.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
         tensors = [x for x in tree_leaves(written) if isinstance(x, Tensor)]
         return any(t.untyped_storage()._cdata in self.kept for t in tensors)
 

@@ -163,9 +163,7 @@ def _check_model(model: nn.Module, batch_norm: str) -> None:
         raise ValueError(f"`batch_norm` must be 'carrier' or 'eval', got {batch_norm!r}.")
     if not isinstance(model, nn.Module):
         class_name = type(model).__name__
-        hint = (
-            ": pass the module that it was exported from" if class_name == "ExportedProgram" else ""
-        )
+        hint = ": pass the original module" if class_name == "ExportedProgram" else ""
         raise ValueError(f"`model` must be a torch.nn.Module, got {class_name}{hint}.")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedModel(f"{type(model).__name__} only wraps a network: pass `model.module`.")

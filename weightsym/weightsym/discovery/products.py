@@ -62,14 +62,14 @@ class Matrix:
         """Return the moved matrix."""
         if self.note is not None:
             return _NotedWhole.apply(self.anchor, replace(self, note=None), self.note)
-        w = torch.cat([part for _, part in self.parts()])
+        w = torch.cat([block for _, block in self.parts()])
         for dim, axis_map in self.maps.items():
             w = axis_map.act(w, _axis(dim, w), owned=True)
         return w
 
     def to(self, precision: torch.dtype | None) -> Matrix:
         """Return the matrix in another precision."""
-        return self.changed(lambda rows, part: in_precision(part, precision))
+        return self.changed(lambda rows, block: in_precision(block, precision))
 
     def changed(self, function: Callable[[slice, Tensor], Tensor]) -> Matrix:
         """Return the matrix with a function applied to each block of rows."""
@@ -96,21 +96,21 @@ def moved_matrix(element: Element, name: str, matrix: Matrix) -> Matrix | None:
 
 
 # ------------------------------------------------------------ products
-def products(node: Node, given: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] | None:
+def products(node: Node, operands_by_run: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] | None:
     """Yield the products of a signal with differently moved matrices. None for other operations.
 
     Args:
         node: the operation.
-        given: by run of the graph, its arguments and its keywords.
+        operands_by_run: by run of the graph, its arguments and its keywords.
     """
     operands = _OPERANDS.get(operation_of(node))
-    args, kwargs = given[0]
+    args, kwargs = operands_by_run[0]
     if operands is None or kwargs or not isinstance(args[operands[1]], Matrix):
         return None
     signal, matrix, bias = operands
     summed = 1 if operation_of(node) == "linear" else 0
-    matrices = [args[matrix] for args, _ in given]
-    signals = [args[signal] for args, _ in given]
+    matrices = [args[matrix] for args, _ in operands_by_run]
+    signals = [args[signal] for args, _ in operands_by_run]
     before = [_transposed(m, summed, x) for m, x in zip(matrices, signals, strict=True)]
     rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in before])
     first = matrices[0]
@@ -118,7 +118,7 @@ def products(node: Node, given: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] |
     product = _product(rows, first, summed) if first.note is None else _Noted.apply(*noted)
     pieces = product.split([x[..., 0].numel() for x in before])
     results = []
-    for m, x, y, (args, _) in zip(matrices, before, pieces, given, strict=True):
+    for m, x, y, (args, _) in zip(matrices, before, pieces, operands_by_run, strict=True):
         y = y.reshape(*x.shape[:-1], -1)
         if 1 - summed in m.maps:
             y = m.maps[1 - summed].act(y, _axis(y.ndim - 1, y))
@@ -129,8 +129,8 @@ def products(node: Node, given: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] |
 
 def _product(x: Tensor, matrix: Matrix, summed: int) -> Tensor:
     if summed == 1:
-        return torch.cat([x @ part.mT for _, part in matrix.parts()], 1)
-    return torch.stack([x[:, rows] @ part for rows, part in matrix.parts()]).sum(0)
+        return torch.cat([x @ block.mT for _, block in matrix.parts()], 1)
+    return torch.stack([x[:, rows] @ block for rows, block in matrix.parts()]).sum(0)
 
 
 def _transposed(matrix: Matrix, dim: int, x: Tensor) -> Tensor:
@@ -166,9 +166,9 @@ class _Noted(torch.autograd.Function):
         matrix, summed = ctx.known
         outer, inner = (slope, x) if summed == 1 else (x, slope)
         pieces = []
-        for rows, part in matrix.parts():
-            matrix.note(rows, part, outer[:, rows].mT @ inner)
-            pieces.append(slope[:, rows] @ part if summed == 1 else slope @ part.mT)
+        for rows, block in matrix.parts():
+            matrix.note(rows, block, outer[:, rows].mT @ inner)
+            pieces.append(slope[:, rows] @ block if summed == 1 else slope @ block.mT)
         back = torch.stack(pieces).sum(0) if summed == 1 else torch.cat(pieces, 1)
         return back, None, None, None
 
@@ -186,6 +186,6 @@ class _NotedWhole(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> Any:
         """Record its gradient."""
         matrix, note = ctx.known
-        for rows, part in matrix.parts():
-            note(rows, part, slope[rows])
+        for rows, block in matrix.parts():
+            note(rows, block, slope[rows])
         return None, None, None

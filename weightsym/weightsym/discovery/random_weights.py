@@ -177,7 +177,7 @@ def perturbing(
         if isinstance(t, Tensor):
             return perturb_(name, t, size)
         width = t.shape[1]
-        return t.changed(lambda rows, part: perturb_(name, part, size, rows.start * width))
+        return t.changed(lambda rows, block: perturb_(name, block, size, rows.start * width))
 
     return perturbed
 

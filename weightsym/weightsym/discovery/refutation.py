@@ -134,18 +134,18 @@ def _at_all_draws(
     judged, draw = _at_one_draw(case, sym, custom_rules), case.draw
     unseen, in_part = _unseen(case, judged), _read_in_part(case, judged)
     for redrawn in _REDRAWN:
-        other = _other_draw(case, sym, *redrawn) if unseen or judged.is_faint else None
-        if other is None:
+        redraw = _other_draw(case, sym, *redrawn) if unseen or judged.is_faint else None
+        if redraw is None:
             continue
         try:
-            another = _at_one_draw(case._replace(draw=other), judged.sym, custom_rules)
+            another = _at_one_draw(case._replace(draw=redraw), judged.sym, custom_rules)
         except _Unsteady:
             continue
         if math.isnan(another.sym.error):  # nothing moves there
             continue
         error = max(another.sym.error, judged.sym.error)  # not if the other is NaN
         another = another._replace(sym=replace(another.sym, unchecked="", error=error))
-        judged, draw = another, other
+        judged, draw = another, redraw
         unseen &= _unseen(case, judged)
     names = {tensor_at(place, judged.sym) for place in unseen & {*places_of(judged.sym)}}
     return judged.sym, draw, sorted(names), in_part
@@ -173,10 +173,10 @@ def _other_draw(
 
 def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
     """Return tensors that the example reads, and groups move, only in part."""
-    sym, read = judged.sym, set[str]()
+    sym, names_read = judged.sym, set[str]()
     names = {sym.axes[a].tensor for a in judged.doubtful}
     if case.graph is None or not names:
-        return read
+        return names_read
     with suppress(Exception):  # as in `_judged_by_graph`
         weights = case.weights(sym)
         by_name = weights.by_any_name(weights.read)
@@ -184,8 +184,8 @@ def _read_in_part(case: _Case, judged: _Judged) -> set[str]:
         for a, positions in judged.doubtful.items():
             rows = along_axis(unread[sym.axes[a].tensor], sym.axes[a], 0)
             if bool((rows.reshape(-1, rows.shape[-1]).any(0) & positions).any()):
-                read.add(sym.axes[a].tensor)
-    return read
+                names_read.add(sym.axes[a].tensor)
+    return names_read
 
 
 def _doubtful(sym: Symmetries, moves: OutputMoves) -> dict[int, Tensor]:
@@ -498,8 +498,8 @@ class Check:
         """The outputs of the network at the random weights."""
         return self._outputs(self.read, self.precision)
 
-    def _outputs(self, read: Weights, precision: torch.dtype | None) -> list[Tensor]:
-        (outputs,) = self.run([read], precision)
+    def _outputs(self, lookup: Weights, precision: torch.dtype | None) -> list[Tensor]:
+        (outputs,) = self.run([lookup], precision)
         return outputs
 
     @cached_property
@@ -538,7 +538,7 @@ class Check:
         weights = RandomWeights(network, sym, draw=draw)
 
         def forward(reads: Sequence[Any], precision: torch.dtype | None) -> Iterable[list[Tensor]]:
-            return (outputs(network, weights.all_by(read), inputs) for read in reads)
+            return (outputs(network, weights.all_by(lookup), inputs) for lookup in reads)
 
         return cls(forward, weights, tolerance_of(weights.state))
 
@@ -557,13 +557,13 @@ class Check:
         goes_alone = not weights.has_large or draws_numbers(graph)
 
         def run(reads: Sequence[Weights], precision: torch.dtype | None) -> Iterable[list[Tensor]]:
-            named = [weights.by_any_name(read) for read in reads]
+            named = [weights.by_any_name(lookup) for lookup in reads]
             if goes_alone:  # until one fails
                 return (streamed_outputs(graph, inputs, n, precision, call) for n in named)
             return outputs_side_by_side(graph, inputs, named, precision, call)
 
-        def watched(read: Weights, call: Call) -> list[Tensor]:
-            return streamed_outputs(graph, inputs, weights.by_any_name(read), None, call)
+        def watched(lookup: Weights, call: Call) -> list[Tensor]:
+            return streamed_outputs(graph, inputs, weights.by_any_name(lookup), None, call)
 
         return cls(run, weights, tolerance_in(torch.float64), torch.float64, first, watched)
 
@@ -572,8 +572,12 @@ class Check:
         sizes = list[float]()
         note = functools.partial(_note_size, sizes)
 
-        def run(read: Weights) -> list[Tensor]:
-            return self._outputs(read, None) if self._watched is None else self._watched(read, note)
+        def run(lookup: Weights) -> list[Tensor]:
+            return (
+                self._outputs(lookup, None)
+                if self._watched is None
+                else self._watched(lookup, note)
+            )
 
         if not self.looks:
             return _Judged(sym, frozenset(places_of(sym)))
@@ -584,15 +588,15 @@ class Check:
             every = {tensor_at(place, sym) for place in places_of(sym)}
             fixed = fixed if len(every) <= _PERTURBED_ALONE else fixed | every
             moves = OutputMoves(lambda _: [], self.read, sym, [], fixed)
-        found = {place: moves.at(place) for place in places_of(sym)}
+        sizes_at = {place: moves.at(place) for place in places_of(sym)}
         least = min(_FAR * self.tolerance, _FAR_AT_MOST)
-        seen = {place for place, size in found.items() if least <= size < math.inf}
-        moved = {tensor_at(place, sym) for place, size in found.items() if size > 0}
-        still = {tensor_at(place, sym) for place in found} - moved
+        sensitive = {place for place, size in sizes_at.items() if least <= size < math.inf}
+        moved = {tensor_at(place, sym) for place, size in sizes_at.items() if size > 0}
+        still = {tensor_at(place, sym) for place in sizes_at} - moved
         jumping = still - self._asleep(still)
-        seen |= {place for place in found if tensor_at(place, sym) in jumping}
+        sensitive |= {place for place in sizes_at if tensor_at(place, sym) in jumping}
         is_faint = min(sizes, default=1.0) < _FAINT
-        return _Judged(sym, frozenset(seen), is_faint, _doubtful(sym, moves))
+        return _Judged(sym, frozenset(sensitive), is_faint, _doubtful(sym, moves))
 
     def _asleep(self, names: Collection[str]) -> set[str]:
         """Return the tensors without a gradient that also change no output when they are replaced.
@@ -605,7 +609,7 @@ class Check:
             larger = self.perturbed(frozenset(some), _OTHER)
             signs = flipping(self.weights.read, frozenset(some), self.precision)
             flipped = self._outputs(signs, self.precision)
-            if all(agree(self.outputs, other, _EXACT) for other in (larger, flipped)):
+            if all(agree(self.outputs, outputs, _EXACT) for outputs in (larger, flipped)):
                 asleep |= {*some}
             elif len(some) > 1:
                 pending += [some[: len(some) // 2], some[len(some) // 2 :]]

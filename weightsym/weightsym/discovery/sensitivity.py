@@ -93,17 +93,17 @@ class OutputMoves:
         """Record the squares of gradients times weights, by position on every axis."""
         moves = slope if slope.dtype.itemsize > 2 else slope.float()
         moves = moves.mul(t).square_()
-        kept: dict[int | None, Tensor] = {}
+        squares: dict[int | None, Tensor] = {}
         for a in self._sym.axes_of.get(name, ()):
             rows = along_axis(moves, self._sym.axes[a], 0)
             others = tuple(range(rows.ndim - 1))
-            kept[a] = (rows.sum(others) if others else rows.clone()).cpu()
-        kept[None] = next(iter(kept.values()), moves).sum()
-        self._add(name, kept)
+            squares[a] = (rows.sum(others) if others else rows.clone()).cpu()
+        squares[None] = next(iter(squares.values()), moves).sum()
+        self._add(name, squares)
 
-    def _add(self, name: str, kept: Mapping[int | None, Tensor]) -> None:
+    def _add(self, name: str, squares: Mapping[int | None, Tensor]) -> None:
         before = self._squares.get(name, {})  # a weight that was let go of, and read once more
-        self._squares[name] = {a: t + before[a] if before else t for a, t in kept.items()}
+        self._squares[name] = {a: t + before[a] if before else t for a, t in squares.items()}
 
     def _matrix(self, name: str, matrix: Matrix, anchor: Tensor) -> Matrix | None:
         """Return a matrix that records its gradient. None unless its axes are rows and columns."""
@@ -111,32 +111,32 @@ class OutputMoves:
         if any(axis.dim is None or axis.blocks > 1 for axis in axes.values()):
             return None
 
-        def note(rows: slice, part: Tensor, slope: Tensor) -> None:
-            moves = slope.mul(part).square_()
-            kept: dict[int | None, Tensor] = {None: moves.sum()}
+        def note(rows: slice, block: Tensor, slope: Tensor) -> None:
+            moves = slope.mul(block).square_()
+            squares: dict[int | None, Tensor] = {None: moves.sum()}
             for a, axis in axes.items():
-                kept[a] = moves.new_zeros(matrix.shape[axis.dim or 0])
-                kept[a][slice(None) if axis.dim else rows] = moves.sum(1 - (axis.dim or 0))
-            self._add(name, kept)
+                squares[a] = moves.new_zeros(matrix.shape[axis.dim or 0])
+                squares[a][slice(None) if axis.dim else rows] = moves.sum(1 - (axis.dim or 0))
+            self._add(name, squares)
 
         return replace(matrix, note=note, anchor=anchor)
 
     def at(self, place: Place) -> float:
         """Return how far the outputs move with the weights at a place."""
-        kept = self._squares.get(tensor_at(place, self._sym))
-        if kept is None:
+        squares = self._squares.get(tensor_at(place, self._sym))
+        if squares is None:
             return 1.0 if tensor_at(place, self._sym) in self._fixed else 0.0
         if isinstance(place, str):
-            return math.sqrt(float(kept[None]))
-        return math.sqrt(float(kept[place.axis].double()[place.positions.flatten().cpu()].sum()))
+            return math.sqrt(float(squares[None]))
+        return math.sqrt(float(squares[place.axis].double()[place.positions.flatten().cpu()].sum()))
 
     def without_any(self, axis: int) -> Tensor:
         """Return a mask of the positions of an axis to which the outputs are insensitive."""
-        kept = self._squares.get(self._sym.axes[axis].tensor)
-        if kept is None:
+        squares = self._squares.get(self._sym.axes[axis].tensor)
+        if squares is None:
             is_fixed = self._sym.axes[axis].tensor in self._fixed
             return torch.full((self._sym.axes[axis].length,), not is_fixed)
-        return kept[axis] == 0
+        return squares[axis] == 0
 
 
 class _Reread:
@@ -170,8 +170,10 @@ class _Reread:
             return self._weights(name)
         weight: Tensor | None = self._alive.get(name)
         if weight is None:
-            given = self._weights(name)
-            matrix = self._matrix(name, given, self.anchor) if isinstance(given, Matrix) else None
+            original = self._weights(name)
+            matrix = (
+                self._matrix(name, original, self.anchor) if isinstance(original, Matrix) else None
+            )
             if matrix is not None:
                 return matrix
         if weight is None:
@@ -187,11 +189,11 @@ class _Reread:
                 return name, t.shape, t.stride()
         return t
 
-    def unpack(self, kept: Any) -> Tensor:
+    def unpack(self, saved: Any) -> Tensor:
         """Return a saved tensor."""
-        if isinstance(kept, Tensor):
-            return kept
-        name, shape, stride = kept
+        if isinstance(saved, Tensor):
+            return saved
+        name, shape, stride = saved
         return self._read(name).as_strided(shape, stride)
 
 
@@ -199,17 +201,17 @@ class _Leaf(torch.autograd.Function):
     """A weight whose gradient is recorded as soon as it is known."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, name: str, read: Any, note: Any) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, name: str, lookup: Any, note: Any) -> Tensor:
         """Read the weight."""
-        ctx.known = name, read, note
-        weight: Tensor = read(name)
+        ctx.known = name, lookup, note
+        weight: Tensor = lookup(name)
         return weight
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
         """Record the gradient of the weight."""
-        name, read, note = ctx.known
-        note(name, read(name), slope)
+        name, lookup, note = ctx.known
+        note(name, lookup(name), slope)
         return None, None, None, None
 
 

@@ -50,8 +50,8 @@ def draw_that_keeps_signals(
     """
     for _ in range(2):  # the second time, factors of sums and products of weights meet each other
         measuring, draw = _Measuring(graph, size, is_centred), weights.draw
-        read = weights.by_any_name(weights.read)
-        streamed_outputs(graph, inputs, read, torch.float64, measuring.call)
+        lookup = weights.by_any_name(weights.read)
+        streamed_outputs(graph, inputs, lookup, torch.float64, measuring.call)
         new = measuring.factors
         factors = {n: new.get(n, 1.0) * draw.factors.get(n, 1.0) for n in {*new, *draw.factors}}
         offsets = {n: new.get(n, 1.0) * t for n, t in draw.offsets.items()}
@@ -97,9 +97,9 @@ class _Measuring:
         if node.op != "call_function":
             return frozenset()
         parts = [self._behind[n] for n in node.all_input_nodes]
-        if is_random(node) or any(part is None for part in parts):
+        if is_random(node) or any(sources is None for sources in parts):
             return None
-        names = frozenset[str]().union(*(part for part in parts if part))
+        names = frozenset[str]().union(*(sources for sources in parts if sources))
         return None if names and _name(node) not in _OF_WEIGHTS else names
 
     def call(self, node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
@@ -109,24 +109,24 @@ class _Measuring:
             return called(node, args, kwargs, cast)
         leaves, spec = tree_flatten((args, kwargs))
 
-        def result(place: int | None = None) -> Any:
-            zeroed = [torch.zeros_like(x) if k == place else x for k, x in enumerate(leaves)]
+        def result(position: int | None = None) -> Any:
+            zeroed = [torch.zeros_like(x) if k == position else x for k, x in enumerate(leaves)]
             if writes(node):
                 zeroed[0] = zeroed[0].clone()
             args, kwargs = tree_unflatten(zeroed, spec)
             return called(node, args, kwargs, cast)
 
         for operand in sorted(operands, key=lambda o: o.is_added):
-            known = [self.factors[n] for n in operand.names if n in self.factors]
-            if known:
-                factor = math.prod(known)
+            factors = [self.factors[n] for n in operand.names if n in self.factors]
+            if factors:
+                factor = math.prod(factors)
             else:
                 factor = self._factor(operand, result(), result(operand.place))
                 each = factor ** (1 / len(operand.names))
                 self.factors |= dict.fromkeys(operand.names if factor != 1 else (), each)
             leaves[operand.place] = leaves[operand.place] * factor
             whole = tree_leaves(result())[0] if self._is_centred else None
-            if whole is not None and not known and self._is_bias(operand, whole):
+            if whole is not None and not factors and self._is_bias(operand, whole):
                 (name,) = operand.names
                 self.offsets[name] = -whole.mean(tuple(range(whole.ndim - 1)))
                 leaves[operand.place] = leaves[operand.place] + self.offsets[name]
@@ -138,14 +138,14 @@ class _Measuring:
         is_one = len(operand.names) == 1 and shapes == {whole.shape[-1:]}
         return operand.is_added and whole.ndim > 1 and is_one
 
-    def _factor(self, operand: _Operand, whole: Any, rest: Any) -> float:
+    def _factor(self, operand: _Operand, whole: Any, remainder: Any) -> float:
         """Return the factor that brings the contribution of an operand to the target size."""
-        whole, rest = tree_leaves(whole)[0], tree_leaves(rest)[0]
-        share = whole - rest
+        whole, remainder = tree_leaves(whole)[0], tree_leaves(remainder)[0]
+        share = whole - remainder
         if self._is_centred and not operand.is_added and len(share) > 1:
             share = share - share.mean(0)
         share = _size(share)
-        wanted = _ADDED * _size(rest) if operand.is_added else self._size
+        wanted = _ADDED * _size(remainder) if operand.is_added else self._size
         factor = wanted / share if share else math.nan
         return factor if 1 / _MOST < factor < _MOST else 1.0
 

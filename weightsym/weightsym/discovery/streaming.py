@@ -118,12 +118,12 @@ def _run(
     for node in module.graph.nodes:
         if node.op != "call_function" or node not in live:
             continue
-        given = [
+        operands = [
             torch.fx.map_arg((node.args, node.kwargs), partial(value_of, k))
             for k in range(len(runs))
         ]
-        returned = products(node, given) or _one_by_one(call, node, given, cast)
-        del given
+        returned = products(node, operands) or _one_by_one(call, node, operands, cast)
+        del operands
         for values, result in zip(runs, returned, strict=True):
             values[node] = result
             for operand in done_after[node] - set(results):
@@ -133,11 +133,11 @@ def _run(
 
 
 def _one_by_one(
-    call: Call, node: Node, given: Sequence[tuple[Any, Any]], cast: Cast
+    call: Call, node: Node, operands: Sequence[tuple[Any, Any]], cast: Cast
 ) -> Iterator[Any]:
     """Yield the results of an operation that needs whole matrices."""
     has_weights = any(n.op == "placeholder" for n in node.all_input_nodes)
-    for args, kwargs in tree_map(_whole, given) if has_weights else given:
+    for args, kwargs in tree_map(_whole, operands) if has_weights else operands:
         yield call(node, args, kwargs, cast)
 
 

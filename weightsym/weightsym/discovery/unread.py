@@ -62,8 +62,8 @@ class _Following:
                 self._labels[node] = [torch.arange(first, first + count).view(shape)]
                 first += count
         self.is_read = torch.zeros(first, dtype=torch.bool)
-        given = [node for node, source in graph.sources.items() if source.kind == "input"]
-        self._depends = descendants(given)
+        inputs = [node for node, source in graph.sources.items() if source.kind == "input"]
+        self._depends = descendants(inputs)
 
     def read(self, node: Node) -> None:
         """Mark all entries of a node as read."""
@@ -88,22 +88,28 @@ class _Following:
         """Return the labels of a result, or None for an operation that reads them."""
         name = operation_of(node)
         leaves, spec = tree_flatten((args, kwargs))
-        of = [self._labels.get(n, []) if isinstance(n, Node) else [] for n in _leaves(node)]
-        if name in MOVES | _CHOICES and any(of):
-            of = of if name in ("cat", "stack", "getitem") else [of[0]]
-            return self._through(node, leaves, spec, of, name)
+        moved_labels = [
+            self._labels.get(n, []) if isinstance(n, Node) else [] for n in _leaves(node)
+        ]
+        if name in MOVES | _CHOICES and any(moved_labels):
+            moved_labels = (
+                moved_labels if name in ("cat", "stack", "getitem") else [moved_labels[0]]
+            )
+            return self._through(node, leaves, spec, moved_labels, name)
         is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
         if not is_pointwise or node in self._depends or not isinstance(result, Tensor):
             return None
-        return [labels.expand(result.shape) for some in of for labels in some]
+        return [labels.expand(result.shape) for some in moved_labels for labels in some]
 
     def _through(
-        self, node: Node, leaves: list[Any], spec: Any, of: list[list[Any]], name: str
+        self, node: Node, leaves: list[Any], spec: Any, operands: list[list[Any]], name: str
     ) -> list[Any]:
         if name in _COPIES:
-            return of[0]
+            return operands[0]
         moved = []
-        for k, labels in ((k, one) for k, some in enumerate(of) for one in some):
+        for k, labels in (
+            (k, labels_of_one) for k, some in enumerate(operands) for labels_of_one in some
+        ):
             if node.target is operator.getitem:
                 moved.append(labels[node.args[1]])
                 continue

@@ -85,9 +85,9 @@ def verify(
         parts = [(1.0, sym), (1.0, sym)]
         parts += _damped(sym, _moves(network, sym, before, inputs, comparison))
         errors = []
-        for size, part in parts:
-            for element in covering_elements(part, generator):
-                if softmax_shift and part is sym:
+        for size, subgroup in parts:
+            for element in covering_elements(subgroup, generator):
+                if softmax_shift and subgroup is sym:
                     element = logit_shift(sym, generator) @ element
                 new = seen(outputs(network, element.on_some(before), inputs))
                 errors.append(comparison.error(new) / size)
@@ -118,9 +118,9 @@ def _moves(
 ) -> OutputMoves | None:
     """Return the sensitivity to the weights at each place, or None without a gradient."""
 
-    def run(read: Callable[[str], Any]) -> list[Tensor]:
+    def run(lookup: Callable[[str], Any]) -> list[Tensor]:
         names = {name: sym.aliases.get(name, name) for name in params}
-        return outputs(network, {name: read(first) for name, first in names.items()}, inputs)
+        return outputs(network, {name: lookup(first) for name, first in names.items()}, inputs)
 
     try:
         fixed = {name for name, _ in network.named_buffers()}

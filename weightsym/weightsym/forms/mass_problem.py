@@ -321,8 +321,8 @@ def _beside(matrices: Sequence[MatrixTerms]) -> MatrixTerms:
     """Concatenate matrices of one shape as the blocks of one."""
     if len(matrices) == 1:
         return matrices[0]
-    given, rows, columns = zip(*(m[:3] for m in matrices), strict=True)
-    return MatrixTerms(torch.cat(given, 1), torch.cat(rows), torch.cat(columns))
+    terms, rows, columns = zip(*(m[:3] for m in matrices), strict=True)
+    return MatrixTerms(torch.cat(terms, 1), torch.cat(rows), torch.cat(columns))
 
 
 def _squares(w: Tensor, recipe: Recipe) -> Tensor:

@@ -242,9 +242,9 @@ def invert(permutations: Sequence[Tensor], sym: Symmetries) -> list[Tensor]:
     return _orders(element.inverse, permutations)
 
 
-def _orders(element: Element, given: Sequence[Tensor]) -> list[Tensor]:
+def _orders(element: Element, permutations: Sequence[Tensor]) -> list[Tensor]:
     """Return the permutations of an element, with the member dimension of the given ones."""
-    lead = max((p.shape[:-1] for p in given), default=torch.Size())
+    lead = max((p.shape[:-1] for p in permutations), default=torch.Size())
     return [p.expand(*lead, -1) for p in element.permutations]
 
 

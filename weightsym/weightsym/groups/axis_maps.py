@@ -288,15 +288,17 @@ def joined_maps(maps: Sequence[AxisMap], members: Sequence[int], length: int) ->
         length: of the axis.
     """
     every = [m.tensors for m in maps]
-    found = {name: pair for tensors in every for name, pair in tensors.items()}
+    examples = {name: pair for tensors in every for name, pair in tensors.items()}
     stay = {"index": torch.arange(length), "factor": torch.ones(length, dtype=torch.float64)}
-    for name, (t, ndim) in found.items():
+    for name, (t, ndim) in examples.items():
         if name not in stay:
-            one = t if t.ndim == ndim else t[0]
-            stay[name] = one if ndim == 2 else torch.eye(one.shape[-1]).to(one).expand_as(one)
-    parts: dict[str, list[Tensor]] = {name: [] for name in found}
+            single = t if t.ndim == ndim else t[0]
+            stay[name] = (
+                single if ndim == 2 else torch.eye(single.shape[-1]).to(single).expand_as(single)
+            )
+    parts: dict[str, list[Tensor]] = {name: [] for name in examples}
     for tensors, count in zip(every, members, strict=True):
-        for name, (like, ndim) in found.items():
+        for name, (like, ndim) in examples.items():
             t = tensors[name][0] if name in tensors else stay[name].to(like)
             parts[name].append(t.expand(count, *t.shape[t.ndim - ndim :]))
     return AxisMap.of_tensors({name: torch.cat(rows) for name, rows in parts.items()})

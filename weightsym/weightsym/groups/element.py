@@ -109,8 +109,8 @@ class Step:
         moved = {n: self.of(sym, n, read, False) for n in first.values() if n in moving}
         return {n: moved[f] if f in moved else tensors[n] for n, f in first.items()}
 
-    def _shifted(self, sym: Symmetries, name: str, read: Read) -> Tensor:
-        w = read(name)
+    def _shifted(self, sym: Symmetries, name: str, lookup: Read) -> Tensor:
+        w = lookup(name)
         for a in sym.axes_of.get(name, ()) if self.shifts else ():
             for k, placement in sym.placements_by_axis("shifts").get(a, ()):
                 if k in self.shifts:
@@ -118,7 +118,7 @@ class Step:
                     w = w + sym.axes[a].spread(value, sym.shapes[name])
         for k, value in self.shifts.items():
             for reader in (reader for reader in sym.shifts[k].readers if reader.bias == name):
-                w = w - _carried_shift(sym, reader, read, value).to(w)
+                w = w - _carried_shift(sym, reader, lookup, value).to(w)
         return w + self.constants[name].to(w) if name in self.constants else w
 
     def map(self, factors: Change, matrices: Change) -> Step:
@@ -150,10 +150,10 @@ def _spread_shift(sym: Symmetries, placement: Placement, value: Tensor) -> Tenso
     return full.index_add(-1, positions.reshape(-1), repeated.flatten(-2))
 
 
-def _carried_shift(sym: Symmetries, reader: Reader, read: Read, value: Tensor) -> Tensor:
+def _carried_shift(sym: Symmetries, reader: Reader, lookup: Read, value: Tensor) -> Tensor:
     """Return the change of a layer's outputs under a shift of its inputs."""
     axis = sym.axes[reader.channels.axis]
-    w = read(axis.tensor)
+    w = lookup(axis.tensor)
     spread = _spread_shift(sym, reader.channels, value.to(w))
     assert axis.dim is not None
     offset = w.ndim - len(sym.shapes[axis.tensor])
@@ -179,8 +179,8 @@ def _after(sym: Symmetries, step: Step, first: Step) -> Step:
         old = _at_source(sym, a, step.sources, first.axes)
         old = _block_moved(sym, a, step, old)
         axes[a] = step.axes.get(a, AxisMap()) @ old
-    kept = {n: s for n, s in sources.items() if s != n}
-    return Step(axes, kept, first.shifts, first.constants)
+    changed = {n: s for n, s in sources.items() if s != n}
+    return Step(axes, changed, first.shifts, first.constants)
 
 
 def _of_every_member(source: Sources, count: int) -> tuple[str, ...]:
@@ -191,8 +191,8 @@ def _source_through(name: str, later: Mapping[str, Sources], first: Mapping[str,
     source = later.get(name, name)
     if isinstance(source, str):
         return first.get(source, source)
-    found = [first.get(s, s) for s in source]
-    return tuple(f if isinstance(f, str) else f[m] for m, f in enumerate(found))
+    origins = [first.get(s, s) for s in source]
+    return tuple(f if isinstance(f, str) else f[m] for m, f in enumerate(origins))
 
 
 def _twins(sym: Symmetries, a: int) -> list[int]:
@@ -222,8 +222,10 @@ def _block_moved(sym: Symmetries, a: int, step: Step, old: AxisMap) -> AxisMap:
         return old
     each = moving.shape[-1] // axis.blocks
     block = moving.unflatten(-1, (axis.blocks, each))[..., 0] // each
-    there = Monomial((block[..., None] * axis.size + torch.arange(axis.size).to(block)).flatten(-2))
-    return AxisMap(there) @ old @ AxisMap(there.inverse)
+    blocks = Monomial(
+        (block[..., None] * axis.size + torch.arange(axis.size).to(block)).flatten(-2)
+    )
+    return AxisMap(blocks) @ old @ AxisMap(blocks.inverse)
 
 
 def _inverted(sym: Symmetries, step: Step) -> Step:
@@ -246,8 +248,8 @@ def _undone(sources: Mapping[str, Sources]) -> dict[str, Sources]:
     back: dict[str, list[str]] = {}
     for name, source in sources.items():
         for m in members:
-            there = source if isinstance(source, str) else source[m]
-            back.setdefault(there, [there] * len(members))[m] = name
+            origin = source if isinstance(source, str) else source[m]
+            back.setdefault(origin, [origin] * len(members))[m] = name
     return {name: tuple(homes) for name, homes in back.items()}
 
 
@@ -582,14 +584,14 @@ class Element:
         return cls(sym, tuple(_step_of(k, s, tensors) for k, s in enumerate(sources)))
 
 
-def _reading(sym: Symmetries, step: Step, read: Read, owned: bool) -> Read:
-    return lambda name: step.of(sym, name, read, owned)
+def _reading(sym: Symmetries, step: Step, lookup: Read, owned: bool) -> Read:
+    return lambda name: step.of(sym, name, lookup, owned)
 
 
 # ------------------------------------------------------------ from groups to axes
-def _count_members(given: Mapping[Kind, Any]) -> int | None:
+def _count_members(values_by_kind: Mapping[Kind, Any]) -> int | None:
     """Return the length of the member dimension, or None for values of one network."""
-    for kind, values in given.items():
+    for kind, values in values_by_kind.items():
         for value in values or () if isinstance(values, Sequence) else ():
             if isinstance(value, Tensor) and value.ndim == (4 if kind == "linear" else 2):
                 return len(value)
@@ -653,8 +655,8 @@ class _Given:
                 constants[name] = row.unsqueeze(row.ndim - len(sym.shapes[name]) + 1)
         shifts = {k: v for k, v in enumerate(self.values.get("shifts", ())) if v is not None}
         acting = {a: m for a, m in axes.items() if not m.stays}
-        kept = {n: s for n, s in sources.items() if s != n}
-        return Element(sym, (Step(acting, kept, shifts, constants),))
+        changed = {n: s for n, s in sources.items() if s != n}
+        return Element(sym, (Step(acting, changed, shifts, constants),))
 
     def _map(self, a: int, sources: Mapping[str, Sources]) -> AxisMap:
         axis, values = self.sym.axes[a], self.values
@@ -681,8 +683,8 @@ class _Given:
             stay = torch.arange(axis.length, device=self.device)
             index = torch.stack([stay if i is None else i for i in of_members])
         if index is not None and axis.blocks > 1:  # whole blocks move with their rows
-            place = torch.arange(axis.length, device=index.device)
-            index = place - place % axis.size + index % axis.size
+            position = torch.arange(axis.length, device=index.device)
+            index = position - position % axis.size + index % axis.size
         return index
 
     def _sources(self) -> dict[str, Sources]:
@@ -696,7 +698,7 @@ class _Given:
         if not members:
             return {n: source_of(n, self.sym, orders) for n in names}
         each = [{k: v if v.ndim == 1 else v[m] for k, v in orders.items()} for m in range(members)]
-        return {n: tuple(source_of(n, self.sym, one) for one in each) for n in names}
+        return {n: tuple(source_of(n, self.sym, order) for order in each) for n in names}
 
 
 def source_of(name: str, sym: Symmetries, orders: Mapping[int, Tensor]) -> str:
@@ -769,11 +771,13 @@ def _matrices_at(group: LinearGroup, axis_map: AxisMap) -> Tensor:
         return torch.stack([_matrices_at(group, axis_map.of_members(m)) for m in members])
     positions, order = group.placements[0].positions[..., 0].sort(-1)
     back = order.argsort(-1)
-    for there, matrices in ((m.positions.cpu(), m.matrices) for m in dense):
-        cell = torch.searchsorted(there[:, 0].contiguous(), positions[:, 0].contiguous())
-        if torch.equal(there[cell.clamp_max(len(there) - 1)], positions):
-            own = matrices[..., cell[:, None, None], back[:, :, None], back[:, None, :]]
-            return own if group.placements[0].exponent == 1 else dual_of(own)
+    for cells, matrices in ((m.positions.cpu(), m.matrices) for m in dense):
+        cell = torch.searchsorted(cells[:, 0].contiguous(), positions[:, 0].contiguous())
+        if torch.equal(cells[cell.clamp_max(len(cells) - 1)], positions):
+            sorted_matrices = matrices[..., cell[:, None, None], back[:, :, None], back[:, None, :]]
+            return (
+                sorted_matrices if group.placements[0].exponent == 1 else dual_of(sorted_matrices)
+            )
     return torch.eye(group.size, dtype=torch.float64).repeat(group.spaces, 1, 1)
 
 
@@ -786,10 +790,10 @@ def _layout(sym: Symmetries) -> str:
 def _step_of(k: int, sources: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Step:
     mine: dict[str, dict[str, Tensor]] = {}
     for name, t in tensors.items():
-        step, part, rest = name.split(".", 2)
+        step, field, key = name.split(".", 2)
         if step == str(k):
-            mine.setdefault(part, {})[rest] = t
-    shifts, constants = (mine.pop(part, {}) for part in ("shift", "constant"))
+            mine.setdefault(field, {})[key] = t
+    shifts, constants = (mine.pop(field, {}) for field in ("shift", "constant"))
     maps = {int(a): AxisMap.of_tensors(named) for a, named in mine.items()}
     homes = {n: s if isinstance(s, str) else tuple(s) for n, s in sources.items()}
     return Step(maps, homes, {int(g): value for g, value in shifts.items()}, constants)

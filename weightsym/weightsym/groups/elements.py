@@ -259,17 +259,17 @@ class _Owners:
             ]
             every = torch.tensor(pairs)
             return every[:, 0, 0], every[..., 1]
-        place = self._place(group)
-        name, positions = self.sym.axes[place.axis].tensor, place.positions[:, 0]
-        index = self._origins(place.axis)
-        there = positions if index is None else index[..., positions]
-        there = there.expand(members, -1)
+        placement = self._place(group)
+        name, positions = self.sym.axes[placement.axis].tensor, placement.positions[:, 0]
+        index = self._origins(placement.axis)
+        origins = positions if index is None else index[..., positions]
+        origins = origins.expand(members, -1)
         source = self.sources.get(name, name)
         if isinstance(source, str):
-            every = self._table(self.sym.twin(place.axis, source))[there]
+            every = self._table(self.sym.twin(placement.axis, source))[origins]
         else:
-            axes = (self.sym.twin(place.axis, s) for s in source)
-            every = torch.stack([self._table(a)[p] for a, p in zip(axes, there, strict=True)])
+            axes = (self.sym.twin(placement.axis, s) for s in source)
+            every = torch.stack([self._table(a)[p] for a, p in zip(axes, origins, strict=True)])
         return every[:, 0, 0], every[..., 1]
 
     def _source(self, name: str, member: int) -> str:
@@ -290,9 +290,11 @@ class _Owners:
         for g in self.groups:
             places = self.sym.permutations[g].placements
             first = places[: self.number + 1]  # its own place counts where several meet
-            for place in (p for p in (*places, *first) if p.axis == axis):
-                units = torch.arange(len(place.positions))[:, None].expand(place.positions.shape)
-                table[place.positions] = torch.stack([torch.full_like(units, g), units], -1)
+            for placement in (p for p in (*places, *first) if p.axis == axis):
+                units = torch.arange(len(placement.positions))[:, None].expand(
+                    placement.positions.shape
+                )
+                table[placement.positions] = torch.stack([torch.full_like(units, g), units], -1)
         return table
 
     def _origins(self, a: int) -> Tensor | None:

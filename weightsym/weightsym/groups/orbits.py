@@ -143,14 +143,14 @@ class OrbitDirections:
         if missing:
             raise ValueError(f"`vectors` lacks {missing[0]!r}, which moves along the orbit.")
         parts = [self._stacked(_usable(vectors[n]).to(self._generators)) for n in self.names]
-        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
-            _check_shape(f"`vectors`: {name!r}", part, shape, self._single)
-        return torch.cat([part.reshape(len(part), -1) for part in parts] or [self._nothing], 1)
+        for (name, shape), block in zip(self._shapes.items(), parts, strict=True):
+            _check_shape(f"`vectors`: {name!r}", block, shape, self._single)
+        return torch.cat([block.reshape(len(block), -1) for block in parts] or [self._nothing], 1)
 
     def _tensors(self, rows: Tensor, like: Params | None = None) -> Params:
         tensors = {}
-        for (name, shape), part in zip(self._shapes.items(), self._parts(rows), strict=True):
-            t = part.reshape(shape[1:] if self._single else shape)
+        for (name, shape), block in zip(self._shapes.items(), self._parts(rows), strict=True):
+            t = block.reshape(shape[1:] if self._single else shape)
             tensors[name] = t if like is None else t.to(like[name])
         return tensors
 
@@ -232,10 +232,10 @@ def _usable(t: Tensor) -> Tensor:
     return t.detach().clone() if t.is_inference() else t.detach()
 
 
-def _check_shape(what: str, rows: Tensor, shape: torch.Size, single: bool) -> None:
+def _check_shape(title: str, rows: Tensor, shape: torch.Size, single: bool) -> None:
     if rows.shape != shape:
         wanted, got = (tuple(s[1:] if single else s) for s in (shape, rows.shape))
-        raise ValueError(f"{what} must have shape {wanted}, got {got}.")
+        raise ValueError(f"{title} must have shape {wanted}, got {got}.")
 
 
 # ------------------------------------------------------------ the group near the identity

@@ -290,11 +290,11 @@ class Symmetries:
 
     def twin(self, axis: int, name: str) -> int:
         """Return the axis of another tensor that corresponds to a given one."""
-        own = self.axes[axis]
-        if own.tensor == name:
+        source = self.axes[axis]
+        if source.tensor == name:
             return axis
         every = ((k, self.axes[k]) for k in self.axes_of[name])
-        return next(k for k, a in every if (a.dim, a.blocks) == (own.dim, own.blocks))
+        return next(k for k, a in every if (a.dim, a.blocks) == (source.dim, source.blocks))
 
     def rows_of_blocks(self, axis: int) -> int | None:
         """Return the axis of rows whose blocks an axis with blocks belongs to, if any."""
@@ -470,8 +470,8 @@ def _ranks(
     sym: Symmetries, group: LinearGroup, loose: Sequence[LinearGroup], shifted: Collection[int]
 ) -> tuple[int, int]:
     """Return the ranks of the weights before and after a space, without shared tensors."""
-    own, taken = {p.axis for p in group.placements}, set[str]()
-    for p in (p for g in loose for p in g.placements if p.axis not in own):
+    axes, taken = {p.axis for p in group.placements}, set[str]()
+    for p in (p for g in loose for p in g.placements if p.axis not in axes):
         taken.add(sym.axes[p.axis].tensor)
     columns = {1: 0, -1: 0}
     for p in group.placements:
@@ -516,15 +516,15 @@ def _rank(rows: csr_matrix) -> int:
     while left:
         rows.eliminate_zeros()
         roots, signs = _joined(rows)
-        kept, index = np.unique(roots[roots >= 0], return_inverse=True)
-        if len(kept) == left:
+        remaining, index = np.unique(roots[roots >= 0], return_inverse=True)
+        if len(remaining) == left:
             break
-        shape, at = (left, len(kept)), np.flatnonzero(roots >= 0)
-        rows = csr_matrix(rows @ csr_matrix((signs[at], (at, index)), shape))
-        rank, left = rank + left - len(kept), len(kept)
+        shape, live = (left, len(remaining)), np.flatnonzero(roots >= 0)
+        rows = csr_matrix(rows @ csr_matrix((signs[live], (live, index)), shape))
+        rank, left = rank + left - len(remaining), len(remaining)
     squares = csr_matrix(rows.T @ rows)
-    parts, part = connected_components(squares, directed=False)
-    for columns in (np.flatnonzero(part == k) for k in range(parts)):
+    parts, component = connected_components(squares, directed=False)
+    for columns in (np.flatnonzero(component == k) for k in range(parts)):
         square = squares[columns][:, columns].toarray().astype(np.float64)
         rank += int(np.linalg.matrix_rank(square, hermitian=True))
     return rank
@@ -542,9 +542,9 @@ def _joined(rows: csr_matrix) -> tuple[Ints, Ints]:
     ends = np.where(same, y, y + count), np.where(same, y + count, y)  # each with either sign
     edges = np.concatenate([x, x + count, pinned]), np.concatenate([*ends, pinned + count])
     graph = coo_matrix((np.ones(len(edges[0])), edges), (2 * count, 2 * count))
-    _, part = connected_components(graph, directed=False)
-    plus, minus = part[:count], part[count:]
-    first = np.full(part.max() + 1, count)
+    _, component = connected_components(graph, directed=False)
+    plus, minus = component[:count], component[count:]
+    first = np.full(component.max() + 1, count)
     np.minimum.at(first, np.minimum(plus, minus), every)
     roots = first[np.minimum(plus, minus)]
     signs = np.where((plus < minus) == (plus[roots] < minus[roots]), 1, -1)

@@ -198,7 +198,9 @@ def _pattern(sym: Symmetries, names: Sequence[str]) -> _Pattern | None:
         parts += (_of_readers(sym, r, places, first) for r in shift.readers)
         bases.append(sparse.identity(shift.size))
         first += shift.size
-    rows, columns, sources, factors = (np.concatenate(part) for part in zip(*parts, strict=True))
+    rows, columns, sources, factors = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     order = np.lexsort((columns, rows))
     moving = [n for n in names if np.isin(places[n].numpy(), rows).any()]
     moved = torch.cat([places[n].flatten() for n in moving]).numpy()
@@ -272,7 +274,7 @@ def _of_readers(sym: Symmetries, reader: Reader, places: dict[str, Tensor], firs
             rows = places[reader.bias].reshape(-1)[mine][:, None].expand(sources.shape)
             columns = torch.full_like(rows, first + unit)
             entries.append(_flat(rows, columns, sources, -placement.exponent))
-    return tuple(np.concatenate(part) for part in zip(*entries, strict=True))  # type: ignore[return-value]  # of four
+    return tuple(np.concatenate(column) for column in zip(*entries, strict=True))  # type: ignore[return-value]  # of four
 
 
 def _flat(rows: Tensor, columns: Tensor, sources: Tensor, factor: int) -> Entries:

@@ -40,8 +40,10 @@ def _is_single(sym: Symmetries, group: Group) -> bool:
 
 def is_other_side(sym: Symmetries, axis: int, placement: Placement) -> bool:
     """Return whether an axis is the input side of the weights into the units at a placement."""
-    own = sym.axes[placement.axis]
-    return sym.axes[axis].tensor == own.tensor and (axis != placement.axis or own.role == "in")
+    target = sym.axes[placement.axis]
+    return sym.axes[axis].tensor == target.tensor and (
+        axis != placement.axis or target.role == "in"
+    )
 
 
 def _standing(sym: Symmetries, group: Group, placement: Placement) -> int:

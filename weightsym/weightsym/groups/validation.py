@@ -44,9 +44,9 @@ def check_named_tensors(params: Mapping[str, Tensor], name: str) -> None:
 
     Another mapping, such as a network on disk, knows what its values are.
     """
-    known = isinstance(params, Mapping) and not isinstance(params, dict)
+    is_mapping = isinstance(params, Mapping) and not isinstance(params, dict)
     tensors = isinstance(params, dict) and all(isinstance(t, Tensor) for t in params.values())
-    if not (known or tensors):
+    if not (is_mapping or tensors):
         way = "`params.stack(networks)`" if isinstance(params, list) else "`params.of(module)`"
         raise ValueError(
             f"`{name}` must be a dict of tensors such as {way}, got {type(params).__name__}."

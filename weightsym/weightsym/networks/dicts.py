@@ -110,13 +110,13 @@ def _listed(networks: Any) -> list[Mapping[str, Tensor]]:
     if not every:
         raise ValueError("`networks` must hold at least one network.")
     for k, network in enumerate(every):
-        given = type(network).__name__
+        title = type(network).__name__
         if isinstance(network, Mapping):
             others = (type(t).__name__ for t in network.values() if not isinstance(t, Tensor))
-            given = next((f"dict of {name}" for name in others), "")
-        if given:
+            title = next((f"dict of {name}" for name in others), "")
+        if title:
             raise ValueError(
-                f"`networks[{k}]` must be a module or a dict of tensors, got a {given}."
+                f"`networks[{k}]` must be a module or a dict of tensors, got a {title}."
             )
     return every
 

@@ -174,15 +174,15 @@ class Engine(Protocol):
 @functools.cache
 def engines() -> tuple[Engine, ...]:
     """Return all installed engines. One that cannot be imported is reported once and omitted."""
-    found: list[Engine] = []
+    loaded: list[Engine] = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:
-            found.append(point.load()())
+            loaded.append(point.load()())
         except Exception as error:
             _log.warning(
                 "The engine %s is omitted, since it cannot be imported: %s", point.value, error
             )
-    return tuple(found)
+    return tuple(loaded)
 
 
 def engine_for(job: StackJob) -> Engine | None:
@@ -219,7 +219,7 @@ def compute(job: StackJob) -> Any:
 
 
 def _tell(network: nn.Module, name: str, reason: str) -> None:
-    told = known_of(network).setdefault("told", set())
-    if (name, reason) not in told:
-        told.add((name, reason))
+    announced = known_of(network).setdefault("told", set())
+    if (name, reason) not in announced:
+        announced.add((name, reason))
         _log.info("%s is not run by %s: %s.", type(network).__name__, name, reason)

@@ -108,8 +108,8 @@ def first_line(error: BaseException) -> str:
     'no \\x1b[31m'
     """
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[: 4 * _LONGEST])
-    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[: 4 * _LONGEST])
+    return printable if len(printable) <= _LONGEST else f"{printable[:_LONGEST]} ..."
 
 
 def in_precision_of(params: Params, inputs: _T) -> _T:

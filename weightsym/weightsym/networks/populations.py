@@ -115,7 +115,7 @@ def _computed(module: nn.Module) -> list[Tensor]:
 
 def _parts_first(module: nn.Module) -> list[nn.Module]:
     """List all submodules, children before parents, in the order of construction."""
-    below = (part for child in module.children() for part in _parts_first(child))
+    below = (submodule for child in module.children() for submodule in _parts_first(child))
     return list(dict.fromkeys([*below, module]))
 
 

@@ -61,8 +61,8 @@ def apply(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = No
     >>> torch.allclose(outputs[1], x @ networks["weight"][1].T + networks["bias"][1], atol=1e-5)
     True
     """
-    with _own_buffers(model, params) as own:
-        return apply_in_place(model, own, *x, chunk_size=chunk_size)
+    with _own_buffers(model, params) as private:
+        return apply_in_place(model, private, *x, chunk_size=chunk_size)
 
 
 def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | None = None) -> Any:
@@ -116,8 +116,8 @@ def apply_each(model: nn.Module, params: Params, *x: Any, chunk_size: int | None
     >>> torch.allclose(P.apply_each(net, networks, x)[1], one, atol=1e-5)
     True
     """
-    with _own_buffers(model, params) as own:
-        return apply_each_in_place(model, own, *x, chunk_size=chunk_size)
+    with _own_buffers(model, params) as private:
+        return apply_each_in_place(model, private, *x, chunk_size=chunk_size)
 
 
 def apply_each_in_place(

@@ -181,8 +181,8 @@ def multiply(system: System, a: Value, b: Value, power: int = 1) -> Value:
         a, b = gathered(system, a), gathered(system, b)
     system.note_table(a, b)
     system.note_table(b, a)
-    for factor, other in [(x, b) for x in a.factors] + [(x, a) for x in b.factors]:
-        system.stand_beside(factor, other, "numbers", other.factors)
+    for factor, operand in [(x, b) for x in a.factors] + [(x, a) for x in b.factors]:
+        system.stand_beside(factor, operand, "numbers", operand.factors)
     factors = (*a.factors, *(y.to_power(Fraction(power), 1) for y in b.factors))
     varies = tuple(p or q for p, q in zip(a.varies, b.varies, strict=True))
     return Value(tuple(shape), factors, None, varies)

@@ -260,15 +260,15 @@ def _stars(
         role = "any" if is_symmetric(node) else str(touch.place)
         passing[vertex[node], role][key] = centres[key]
     for (centre, role), ends in passing.items():
-        own = list(ends.values())
-        every = own[0] if len(own) == 1 else distinct(np.concatenate(own))
+        labels = list(ends.values())
+        every = labels[0] if len(labels) == 1 else distinct(np.concatenate(labels))
         yield _Star(centre, _code(("passes", role)), every)
     for name, parameter in reading.parameters.items():
         for d, factor in enumerate(parameter.factors):
-            own = classes[factor.labels.reshape(-1).numpy()]
-            again = occurrence(factor.labels.new_tensor(own)).numpy()
+            labels = classes[factor.labels.reshape(-1).numpy()]
+            again = occurrence(factor.labels.new_tensor(labels)).numpy()
             for k in range(int(again.max(initial=-1)) + 1):
-                yield _Star(tensors[name], _code(("axis", d, k)), own[again == k])
+                yield _Star(tensors[name], _code(("axis", d, k)), labels[again == k])
 
 
 def _edges_of_relations(reading: Reading, classes: Ints) -> Iterator[Ints]:
@@ -489,7 +489,7 @@ class _Families:
         while pending:
             units = pending.pop()
             as_sets = frozenset(map(frozenset, units))
-            if any(as_sets <= known for known in self._known):  # of which a part was searched
+            if any(as_sets <= family for family in self._known):  # of which a part was searched
                 continue
             pending += self._images(units)
             for j, unit in enumerate(units):
@@ -504,8 +504,8 @@ class _Families:
         for k, met in self._met(flat).items():
             if len(set(met.values())) == 1:
                 (j,) = set(met.values())
-                for other in self.units[k][:j] + self.units[k][j + 1 :]:
-                    image = dict(zip(self.units[k][j], other, strict=True))
+                for sibling in self.units[k][:j] + self.units[k][j + 1 :]:
+                    image = dict(zip(self.units[k][j], sibling, strict=True))
                     yield [[image.get(v, v) for v in unit] for unit in units]
 
     def _met(self, vertices: Iterable[int]) -> dict[int, dict[int, int]]:
@@ -534,7 +534,9 @@ class _Families:
         )
 
 
-def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> list[list[list[int]]]:
+def _compatible(
+    candidates: Sequence[list[list[int]]], reasons: dict[int, str]
+) -> list[list[list[int]]]:
     """Select exchanges that generate a group whose order is the product of their orders.
 
     Each must leave every unit of another one as it is, or take them all elsewhere: so do rows and
@@ -544,40 +546,42 @@ def _compatible(found: Sequence[list[list[int]]], reasons: dict[int, str]) -> li
     """
     chosen: list[list[list[int]]] = []
     users: dict[int, set[int]] = defaultdict(set)
-    known: set[Family] = set()
-    for units in found:
+    families: set[Family] = set()
+    for units in candidates:
         flat = [x for unit in units for x in unit]
         beside = [chosen[k] for k in set[int]().union(*(users[x] for x in flat))]
-        if not all(_agree(units, other, known) for other in beside):
+        if not all(_agree(units, second, families) for second in beside):
             reasons[units[0][0]] = "exchanges that share entries with others were omitted"
             continue
         for x in flat:
             users[x].add(len(chosen))
         chosen.append(units)
-        known.add(frozenset(map(frozenset, units)))
+        families.add(frozenset(map(frozenset, units)))
     return chosen
 
 
-def _agree(units: list[list[int]], other: list[list[int]], known: set[Family]) -> bool:
+def _agree(units: list[list[int]], second: list[list[int]], families: set[Family]) -> bool:
     """Return whether two exchanges generate a group whose order is the product of theirs."""
-    effects = _effects(units, other, known)
+    effects = _effects(units, second, families)
     if None in effects:
         return False
-    return "turned" in effects or None not in _effects(other, units, known)
+    return "turned" in effects or None not in _effects(second, units, families)
 
 
-def _effects(units: list[list[int]], other: list[list[int]], known: set[Family]) -> set[str | None]:
+def _effects(
+    units: list[list[int]], second: list[list[int]], families: set[Family]
+) -> set[str | None]:
     """Return the effects of some exchanges on another, with None for one that tears it apart."""
-    effects, place = set[str | None](), {x: j for j, unit in enumerate(other) for x in unit}
+    effects, index = set[str | None](), {x: j for j, unit in enumerate(second) for x in unit}
     for unit in units[1:]:
         image = dict(zip([*units[0], *unit], [*unit, *units[0]], strict=True))
-        after = {x: place.get(image[x]) for x in image if x in place}
-        stays = all(j == place[x] for x, j in after.items())
-        if stays or (len(after) == len(place) and not any(j is not None for j in after.values())):
+        after = {x: index.get(image[x]) for x in image if x in index}
+        stays = all(j == index[x] for x, j in after.items())
+        if stays or (len(after) == len(index) and not any(j is not None for j in after.values())):
             effects.add("left")
         else:
-            turned = frozenset(frozenset(image.get(x, x) for x in old) for old in other)
-            is_another = turned != frozenset(map(frozenset, other)) and turned in known
+            turned = frozenset(frozenset(image.get(x, x) for x in old) for old in second)
+            is_another = turned != frozenset(map(frozenset, second)) and turned in families
             effects.add("turned" if is_another else None)
     return effects
 

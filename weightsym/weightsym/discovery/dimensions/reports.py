@@ -30,10 +30,10 @@ def check_sizes(node: Node) -> None:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     if numbers or any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
         where = report(node, "")
-        what = "What" if numbers else "The size of what"
+        subject = "value" if numbers else "size"
         line = f" at {where.line}" if where.line else ""
         raise UnsupportedModel(
-            f"{what} `{where.operation}`{line} returns depends on the numbers in the input, so "
-            "that channels cannot be followed. Pass the submodule that has no such step, with an "
-            "input of its own."
+            f"The {subject} of the result of `{where.operation}`{line} depends on values in the "
+            "input, so that channels cannot be followed. Pass the submodule that has no such step, "
+            "with an input of its own."
         )

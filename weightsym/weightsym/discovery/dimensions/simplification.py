@@ -36,8 +36,8 @@ def _forget_numbers(graph: Graph, node: Node) -> None:
     source = node.args[0] if node.args else None
     if _ASKS_FOR_SIZE.fullmatch(operation_of(node)) and isinstance(source, Node):
         size = source.meta["val"]
-        kind = {"dtype": size.dtype, "device": size.device}
-        empty = graph.call_function(aten.empty.memory_format, (list(size.shape),), kind)
+        options = {"dtype": size.dtype, "device": size.device}
+        empty = graph.call_function(aten.empty.memory_format, (list(size.shape),), options)
         empty.meta["val"] = size
         node.replace_input_with(source, empty)
 

@@ -246,8 +246,8 @@ class System:
         mixed = [f for f in factors if f.dims]
         within = [x for x in mixed if all(_determines(x.labels, y.labels) for y in mixed)]
         for factor in factors:
-            place = f"#{factors.index(factor)}" if is_ordered else ""
-            name = f"merge{len(factor.dims)}^{factor.power}{'-' * factor.parity}{place}"
+            suffix = f"#{factors.index(factor)}" if is_ordered else ""
+            name = f"merge{len(factor.dims)}^{factor.power}{'-' * factor.parity}{suffix}"
             self._tie_factor(labels, factor, name, is_placed=True)
         for factor in (*mixed, joined):  # one for all, or for each block, leaves matrices
             if len(mixed) > 1 and not (within and factor in (within[0], joined)):

@@ -65,12 +65,12 @@ def write_all(file: FileIO, content: bytes | memoryview) -> None:
     Raises:
         OSError: the disk is full, or broken.
     """
-    rest = memoryview(content).cast("B")
-    while rest:
-        count = file.write(rest)
+    remaining = memoryview(content).cast("B")
+    while remaining:
+        count = file.write(remaining)
         if not count:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.name))
-        rest = rest[count:]
+        remaining = remaining[count:]
 
 
 def sync(path: Path) -> None:
