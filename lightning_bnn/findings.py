@@ -117,7 +117,7 @@ def write_findings(findings: Findings, folder: Path) -> None:
 
 
 def results_folder(out: str, command: str) -> Path:
-    """Return the folder of one command: a new one, or one of the same command.
+    """Return the folder for a command's results: a new one, or an earlier one of the command.
 
     Args:
         out: chosen by the user.
@@ -130,7 +130,7 @@ def results_folder(out: str, command: str) -> Path:
         is_own = marker.is_file() and marker.read_text().strip() == command
         if not is_own and any(folder.iterdir()):
             raise ValueError(
-                f"`out` {folder} holds other files than results of {command}: choose a new folder."
+                f"`out` {folder} holds files other than results of {command}: choose a new folder."
             )
         marker.write_text(f"{command}\n")
     except OSError as error:

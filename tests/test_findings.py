@@ -76,7 +76,7 @@ def test_what_others_have_put_into_a_folder_is_left_alone(tmp_path):
     (own / "results.json").write_text("")
     assert results_folder(str(own), "toy") == own
     for folder, name in ((tmp_path, "toy"), (own, "mass")):
-        with pytest.raises(ValueError, match=f"holds other files than results of {name}"):
+        with pytest.raises(ValueError, match=f"holds files other than results of {name}"):
             results_folder(str(folder), name)
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["mine.txt"]
 

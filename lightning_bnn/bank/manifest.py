@@ -120,7 +120,7 @@ class Manifest:
             )
 
     def _rows_left(self) -> int:
-        """Return the number of networks that later entries of others have left unchanged."""
+        """Return the number of networks that other processes have left unchanged."""
         content, rows = self.path.read_bytes(), len(self.records)
         later = content[self._length : _intact(content)].splitlines(keepends=True)
         try:

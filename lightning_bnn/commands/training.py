@@ -118,7 +118,7 @@ class TrainingCLI(LightningCLI):
         """Do nothing: Lightning would let settings of a checkpoint override those of the user."""
 
     def after_test(self) -> None:
-        """Print the numbers of every set."""
+        """Print the metrics of every set."""
         if self.trainer.is_global_zero:
             print(results_table(self.trainer.callback_metrics))
 
@@ -138,7 +138,7 @@ class TrainingCLI(LightningCLI):
 
 
 def _joined(predictions: Sequence[Any]) -> Any:
-    """Join batches of our modules in one dict of tensors, and return others unchanged."""
+    """Join the predictions of this package's modules, and return others unchanged."""
     if not all(isinstance(p, Prediction) for p in predictions):
         return predictions
     means = [p.mean if isinstance(p.mean, Tensor) else p.mean._asdict() for p in predictions]

@@ -204,7 +204,7 @@ def _predictions(
 
 
 def _calibration(validated: Predictions, seed: int) -> Any:
-    """Calibrate without warnings, since the tables show the same facts."""
+    """Calibrate without warnings, which would repeat the tables."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return calibrated(validated, seed=seed)

@@ -44,7 +44,7 @@ def named_sets(datamodule: Any, loaders: Any) -> list[TestSet]:
         if len(stated) != count or stated[0][1] != "id":
             raise ValueError(
                 f"`test_sets` of {type(datamodule).__name__} must name each of its {count} test "
-                f"loaders, the first of kind 'id'; it is {stated}."
+                f"loaders, the first of kind 'id'; got {stated}."
             )
         return list(stated)
     if isinstance(loaders, dict):
@@ -217,7 +217,7 @@ def numbers_of(
 
 
 def _spread_and_detection(sets: Sequence[Scores], score: Score) -> dict[str, float]:
-    """Return the disagreement of networks on ID and OOD examples, and its quality of detection."""
+    """Return the disagreement of networks on ID and OOD examples, and its detection metrics."""
     values = {
         f"{prefix}{name}": float(scores[key].mean())
         for prefix, scores in zip(("id", "ood"), sets, strict=False)

@@ -203,8 +203,8 @@ class Reference:
             if tensor is None or tuple(tensor.shape[1:]) != shape:
                 problem = "is missing" if tensor is None else f"has shape {tuple(tensor.shape[1:])}"
                 raise ValueError(
-                    f"{name} has other networks than the reference: `{layer}`, of shape {shape} "
-                    f"there, {problem}."
+                    f"{name} has different networks from the reference: `{layer}`, of shape "
+                    f"{shape} in the reference, {problem}."
                 )
         same = sum(d in self._digests for d in _digests(networks, self._plain.layers))
         if same:

@@ -268,7 +268,7 @@ def _by_method(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 
 def _floors(comparison: Comparison) -> list[tuple[int, Mapping[str, Measured]]]:
-    """Return the noise floors of single networks, as many as some posterior has modes."""
+    """Return the noise floors of single networks for each number of modes in the table."""
     modes = {row.seeds for row in comparison.rows}
     return [(count, floor) for count, floor in comparison.floors.items() if count in modes]
 

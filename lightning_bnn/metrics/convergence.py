@@ -96,7 +96,7 @@ def mcse_mean(draws: Draws) -> Tensor:
 
 
 def chain_numbers(draws: Draws) -> dict[str, float]:
-    """Summarise R-hat and effective sample sizes of the numbers of chains.
+    """Summarise R-hat and effective sample sizes over all quantities of the chains.
 
     >>> sorted(chain_numbers(torch.randn(2, 50, 3)))
     ['ess_min', 'ess_tail_min', 'rhat_max', 'rhat_median']

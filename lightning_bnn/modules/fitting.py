@@ -150,7 +150,7 @@ def _refuse_averages(module: Bayesian, callbacks: list[Callback]) -> None:
 
 
 def _fit(module: Bayesian) -> Fit:
-    """Describe the fit at its start."""
+    """Return the facts that are known at the start of the fit."""
     trainer = cast(Any, module.trainer)
     steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
     if batches < math.inf:  # of streams, the number is not known

@@ -232,7 +232,9 @@ def test_rows_are_computed_once(here, monkeypatch):
 )
 def test_networks_of_another_kind_are_refused(other, sentence):
     beside = Reference(P.populate(NET, 5), NET, [torch.randn(2, 64)], PROTOCOLS["full"], 4)
-    with pytest.raises(ValueError, match=f"E has other networks than the reference: {sentence}"):
+    with pytest.raises(
+        ValueError, match=f"E has different networks from the reference: {sentence}"
+    ):
         beside.check(P.populate(other, 4), "E")
 
 

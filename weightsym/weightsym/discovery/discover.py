@@ -144,7 +144,7 @@ def _evaluate(model: nn.Module) -> None:
 
 
 def _with_what_is_not_reached(symmetries: Symmetries, names: Sequence[str]) -> Symmetries:
-    """Report tensors that another example may read, whose channels may be among those that move."""
+    """Report unread tensors, whose channels another example may tie to moving ones."""
     if not names or not symmetries.touched:
         return symmetries
     reason = (

@@ -217,7 +217,7 @@ def _unseen(case: _Case, judged: _Judged) -> set[Place]:
 
 
 def _without_wrong_factors(case: _Case, sym: Symmetries, custom_rules: bool) -> Symmetries:
-    """Test all groups but permutations, which would pair entries with other random numbers."""
+    """Test all groups except permutations, which would reassign the random numbers."""
     factors = _only(sym, [group for group in _every(sym) if group[0] != "permutations"])
     if not _every(factors):
         return sym

@@ -51,7 +51,7 @@ def places_in(group: Group | LinearGroup | ShiftGroup) -> Iterator[Place]:
 
 
 def tensor_at(place: Place, sym: Symmetries) -> str:
-    """Return the name of the tensor of a place."""
+    """Return the tensor that contains a place."""
     return place if isinstance(place, str) else sym.axes[place.axis].tensor
 
 
@@ -122,7 +122,7 @@ class OutputMoves:
         return replace(matrix, note=note, anchor=anchor)
 
     def at(self, place: Place) -> float:
-        """Return how far the outputs move with the weights at a place."""
+        """Return the sensitivity of the outputs to the weights at a place."""
         squares = self._squares.get(tensor_at(place, self._sym))
         if squares is None:
             return 1.0 if tensor_at(place, self._sym) in self._fixed else 0.0

@@ -245,7 +245,7 @@ def _cycle(order: Tensor, swaps: bool) -> Tensor:
 
 
 def _exchange(order: Tensor, swaps: bool) -> Tensor:
-    """Exchange the first two units of an order; if there are only two, only if asked."""
+    """Exchange the first two units of an order, but a single pair only if ``swaps``."""
     permutation = torch.arange(len(order))
     if len(order) > 2 or swaps:
         permutation[order[:2]] = order[:2].flip(0)

@@ -185,7 +185,7 @@ def _falling(left: Posynomial, sym: Symmetries) -> tuple[Tensor, ...]:
 
 
 def _first(value: Any) -> Any:
-    """Return the value of the first member, if there are members."""
+    """Return the value of the first member of a stack."""
     if isinstance(value, tuple):
         return tuple(t[0] for t in value)
     return value[0] if isinstance(value, Tensor) else value

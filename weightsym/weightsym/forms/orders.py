@@ -134,7 +134,7 @@ def order_change(before: Tensor, after: Tensor, sizes: Tensor) -> OrderChange:
 
 
 def transpositions_between(before: Tensor, after: Tensor) -> Tensor:
-    """Return the least number of swaps between two orders, for every group.
+    """Return the minimum number of swaps between two orders, for every group.
 
     >>> transpositions_between(torch.tensor([[0, 1, 2]]), torch.tensor([[2, 0, 1]]))
     tensor([2])

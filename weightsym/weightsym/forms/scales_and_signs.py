@@ -115,7 +115,7 @@ def _scale(size: Tensor, target: float, exponent: int) -> Tensor:
 
 
 def unit_norms(params: Params, sym: Symmetries, units: Sequence[Tensor]) -> list[Tensor]:
-    """Return scales that give masked units of every group the norm one.
+    """Return scales that normalise the masked units of every group.
 
     Args:
         params: one network or a stack.

@@ -702,7 +702,7 @@ class _Given:
 
 
 def source_of(name: str, sym: Symmetries, orders: Mapping[int, Tensor]) -> str:
-    """Return the name of the tensor that replaces another one in a single network."""
+    """Return the tensor that replaces a given one in a single network."""
     for k in sorted(orders, reverse=True):
         row = next((row for row in sym.permutations[k].tensors if name in row), None)
         name = name if row is None else row[int(orders[k][row.index(name)])]

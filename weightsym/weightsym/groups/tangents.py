@@ -90,7 +90,7 @@ class SparseTangents:
         return root if root[0].diagonal().min() > 1e-4 else None
 
     def off(self, directions: np.ndarray) -> np.ndarray:
-        """Project a direction off the tangents, by the factor."""
+        """Project a direction onto the complement of the tangents."""
         pattern, scale, numbers = self._pattern, self.inverse_lengths, self._numbers
         for _ in range(2):  # the second time takes away what rounding has left
             along = numbers * directions[pattern.rows]
@@ -286,7 +286,7 @@ _NONE: Entries = tuple(np.zeros(0, dtype=np.int64) for _ in range(4))  # type: i
 
 
 def algebra(group: LinearGroup, numbers: Tensor) -> Tensor:
-    """Matrices of the Lie algebra of a group from ``(..., spaces, numbers)``."""
+    """Return matrices of the Lie algebra of a group from ``(..., spaces, numbers)``."""
     if group.kind == "general":
         return numbers.unflatten(-1, (group.size, group.size))
     if group.kind == "complex":

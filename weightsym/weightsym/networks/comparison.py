@@ -62,7 +62,7 @@ def _factors(size: float) -> Tensor:
 
 
 def turned(row: Tensor, start: int, size: int) -> Tensor:
-    """Return the first numbers of a cyclically shifted row, at most all."""
+    """Return the first numbers of a cyclically shifted row."""
     return torch.cat([row[start : start + size], row[: max(0, min(start, start + size - POOL))]])
 
 

@@ -55,7 +55,7 @@ Formula = Literal["cross-entropy", "squares", "fixed", "unknown"]
 
 
 class Memory(dict[Any, Any]):
-    """What engines remember of earlier jobs for the same tensors. Copies are empty.
+    """A cache that engines attach to tensors. Copies are empty.
 
     >>> import copy
     >>> copy.deepcopy(Memory(graph=1))

@@ -27,7 +27,7 @@ from weightsym.discovery.dimensions.values import (
 
 # ------------------------------------------------------------ side by side
 def unify(system: System, values: Sequence[Value], is_linear: bool = True) -> Value:
-    """Give one unit and one motion to operands that are added, chosen between or compared.
+    """Unify the units and motions of operands that are added, compared or selected between.
 
     Args:
         system: takes the ties and equations.
@@ -291,7 +291,7 @@ def _in_entries(system: System, x: Factor, rows: Ints) -> Factor:
 def _use_up(
     system: System, x: Factor, idle: Sequence[Factor], over: frozenset[int]
 ) -> list[Factor]:
-    """Sum along a row that no other row meets: all its entries share one unit."""
+    """Sum along a row without a partner: all its entries share one unit."""
     outside = bool(x.dims - over)
     if x.is_free_beside(idle) and x.power == 1:
         system.stop(x)
@@ -311,7 +311,7 @@ def row_factor(
     balance: Sequence[Factor] = (),
     power: Fraction = Fraction(1),
 ) -> Factor:
-    """Give one new label to every distinct row along the summed dimensions: a block."""
+    """Assign a new label to every distinct row along the summed dimensions: a block."""
     shape = torch.broadcast_shapes(*(x.labels.shape for x in factors))
     full = torch.stack([x.labels.expand(shape) for x in factors])
     outer = [d + 1 for d in range(len(shape)) if d not in over]

@@ -22,7 +22,7 @@ _Pair = tuple[Node, Node]
 
 
 def in_pairs(graph: Graph, parameters: Collection[str]) -> None:
-    """Replace `view_as_real` of complex numbers built from real ones by their real parts.
+    """Replace `view_as_real` of complex numbers by the real numbers that they were built from.
 
     Args:
         graph: is changed; what has no more users stays.

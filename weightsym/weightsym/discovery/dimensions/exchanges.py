@@ -224,7 +224,7 @@ def _edges_of_operations(
     reading: Reading, vertex: dict[Node, int], tensors: dict[str, int], classes: Ints
 ) -> Iterator[Ints]:
     def vertex_of(node: Any) -> int | None:
-        """The vertex of an operation, or of the tensor that a placeholder stands for."""
+        """Return the vertex of an operation, or of a placeholder's tensor."""
         name = reading.owners.get(node.name, "") if isinstance(node, Node) else ""
         return vertex.get(node, tensors.get(name)) if isinstance(node, Node) else None
 

@@ -39,7 +39,7 @@ class _Stack(NamedTuple):
 
 
 def stack_codes(programs: Iterable[Program], tables: frozenset[str]) -> dict[str, Codes]:
-    """Return the label codes of tensors that are read as stacks of matrices, or beside such."""
+    """Return the label codes of tensors that are read as stacks of matrices, or with such."""
     moved: dict[Node, tuple[str, tuple[Node, ...]]] = {}
     uses: dict[str, list[_Use]] = {}
     tensors: dict[str, Tensor] = {}

@@ -166,7 +166,7 @@ def _among(factor: Factor, positions: Sequence[Tensor]) -> Factor:
 
 
 def _unrolled(system: System, value: Value, shape: Sequence[int]) -> Value:
-    """Give new labels to the copies of a broadcast dimension that is flattened into channels."""
+    """Relabel the copies of a broadcast dimension that is flattened into channels."""
     for d, n in enumerate(value.shape):
         if n > 1 and not value.varies[d] and not _stays(value, d, shape):
             factors = tuple(_copied(system, value, f, d, n, shape) for f in value.factors)
@@ -329,7 +329,7 @@ def _places_of(value: Value, k: int, shape: Sequence[int]) -> Tensor:
 
 
 def _with_copies(system: System, factor: Factor, pieces: Sequence[Tensor], d: int) -> Factor:
-    """Give labels that occur in several pieces a new label in each piece."""
+    """Relabel, in each piece, the labels that occur in several pieces."""
     distinct = [torch.unique(piece[piece > 0]) for piece in pieces]
     if sum(map(len, distinct)) == len(torch.unique(torch.cat(distinct))):
         return factor
@@ -381,7 +381,7 @@ def _joined_one_by_one(
 
 
 def _alike(x: Factor, value: Value, d: int) -> list[Factor]:
-    """List the factors of a value that act as a given one does, over the same dimensions."""
+    """List the factors of a value with the power, parity and dimensions of a given one."""
     key = x.power, x.parity, x.dims - {d}, d in x.dims
     return [y for y in value.factors if (y.power, y.parity, y.dims - {d}, d in y.dims) == key]
 

@@ -1,4 +1,4 @@
-"""Nodes of traced graphs: what they call, write and depend on."""
+"""Nodes of traced graphs: their operations, side effects and dependencies."""
 
 from __future__ import annotations
 

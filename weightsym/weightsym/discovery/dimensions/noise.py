@@ -67,7 +67,7 @@ def met(values: Sequence[Value]) -> list[Value]:
 
 
 def of_noise(system: System, values: Sequence[Value], size: Any) -> Value:
-    """Apply an elementwise function to random numbers and, beside them, to any other values."""
+    """Apply an elementwise function to random numbers and any other values."""
     values = [with_dims(v, len(size.shape)) for v in values]
     factors: dict[frozenset[int], Factor] = {}
     for factor in (p for v in values for p in v.factors):

@@ -240,7 +240,7 @@ class Reading:
         return Value.of(parameter.shape, parameter.factors)
 
     def _axes(self, name: str, tensor: Tensor) -> tuple[Factor, ...]:
-        """Return one factor for each dimension, or those of the matrices that the tensor holds."""
+        """Return a factor for each dimension, or the factors of a stack of matrices."""
         if name in self._codes:
             factors = []
             for d, (codes, only_moves) in enumerate(self._codes[name]):
@@ -308,7 +308,7 @@ class Reading:
         return self._distinct[key][1]
 
     def _fix_choice(self, value: Value) -> None:
-        """Fix the labels that a number was chosen among."""
+        """Fix the labels among which an index was chosen."""
         if value.choice is not None:
             self.system.fix(Factor(value.choice.among))
 

@@ -414,7 +414,7 @@ def _thin_out(
 def _best_saving(
     v: int, rows: Mapping[int, Row], acts: Mapping[int, Row], families: Sequence[object]
 ) -> tuple[int, Any] | None:
-    """Return the variable and the multiple of ``v`` whose sum saves most, or None."""
+    """Return the variable, and the multiple of ``v`` to add to it, with the largest saving."""
     meets: dict[int, int] = {}
     for label in acts[v]:
         for w in rows[label]:
@@ -481,7 +481,7 @@ def independent_variables(
 
 
 def _pinned(tables: Sequence[Ints], others: Sequence[Row], count: int) -> NDArray[np.bool_]:
-    """Return a mask of the variables that act on an entry alone, or only beside such variables."""
+    """Mask the variables that act on an entry alone, or together with such variables only."""
     pinned = np.zeros(count, bool)
     pinned[0] = True  # stands for nothing
     by_width: dict[int, list[Row]] = defaultdict(list)

@@ -88,12 +88,12 @@ class Expressions:
         self.stops.append(stopped)
 
     def live(self, numbers: Tensor) -> Tensor | None:
-        """Return the numbers with zero for stopped ones, or None if all are stopped."""
+        """Replace the stopped sums by zero. Return None if all are stopped."""
         left = numbers.masked_fill(torch.from_numpy(self._zero)[numbers], 0)
         return compress(left) if bool(left.any()) else None
 
     def combine(self, a: Tensor, b: Tensor, sign: int = 1) -> Tensor:
-        """The numbers of ``a + sign * b``."""
+        """Return the numbers of ``a + sign * b``."""
         a, b = torch.broadcast_tensors(a, b)
         single = (b == 0) | ((a == 0) & (sign > 0))
         result = torch.where(b == 0, a, b)

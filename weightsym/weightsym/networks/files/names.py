@@ -135,7 +135,7 @@ def _places(stored: Mapping[str, Any], names: NetworkNames, renaming: Renaming) 
 def _misfit(
     stored: Mapping[str, Any], wanted: Mapping[str, Tensor], places: Mapping[str, str]
 ) -> str | None:
-    """Describe in half a sentence what a file lacks of a network, if anything.
+    """Describe in half a sentence the first tensor that a file lacks, if any.
 
     Args:
         stored: whatever has a shape, by name in the file.
