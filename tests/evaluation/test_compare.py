@@ -226,7 +226,7 @@ def test_rows_are_computed_once(here, monkeypatch):
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (mlp(64, [5], 10), "`1.weight`, of shape .4, 64. there, has shape .5, 64."),
+        (mlp(64, [5], 10), "`1.weight`, of shape .4, 64. in the reference, has shape .5, 64."),
         (nn.Sequential(*NET[:-1], nn.Linear(4, 10, bias=False)), "`3.bias`.* is missing"),
     ],
 )
