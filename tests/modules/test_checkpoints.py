@@ -62,7 +62,7 @@ def test_checkpoints_of_other_classes_are_named(kind, of_each_class, contents):
     for other in loads_as(kind) - {kind}:
         type(module).load_from_checkpoint(of_each_class[other], network=own)
     for other in of_each_class.keys() - loads_as(kind):
-        words = f"^The checkpoint has {other}, but this module is {kind}.$"
+        words = f"^The checkpoint is of {other}, but this module is {kind}.$"
         with pytest.raises(ValueError, match=words):
             module.on_load_checkpoint(dict(contents[other]))
     with pytest.raises(ValueError, match=words):
