@@ -146,7 +146,7 @@ def check_binary(values: Tensor, message: str) -> None:
 
 
 def check_scores(scores: Tensor) -> None:
-    """Require scores without NaN. Infinite scores rank as they should."""
+    """Require scores without NaN. Infinite scores rank correctly."""
     if math.isnan(scores.sum().item()) and bool(scores.isnan().any()):
         raise ValueError(f"`scores` must not be NaN, but {int(scores.isnan().sum())} of them are.")
 

@@ -140,14 +140,14 @@ def parameters_of(network: nn.Module | None) -> Parameters:
 
 
 def _target_name(batch: Mapping[str, Any], parameters: Parameters) -> str:
-    """Name the targets; of several, the one that the network does not take."""
+    """Return the name of the targets, preferring an entry that the network does not take."""
     candidates = [n for n in _TARGETS if n in batch]
     free = [n for n in candidates if n not in parameters] or candidates
     return _only(batch, free, _TARGETS, "targets")
 
 
 def _target_beside_inputs(batch: Mapping[str, Any], parameters: Parameters) -> str | None:
-    """Name the targets of a batch that may have none, if the network does not need the entry."""
+    """Return the name of the targets, if any, unless the network needs that entry."""
     candidates = [n for n in _TARGETS if n in batch]
     free = [n for n in candidates if n not in parameters]
     if free or len(candidates) != 1:

@@ -132,7 +132,7 @@ class _Layer:
     def see(
         self, module: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
     ) -> None:
-        """Add the inputs of a call."""
+        """Add the inputs of a call to the input factor."""
         (x,) = (*args, *named.values())
         if isinstance(module, nn.Conv2d):
             around: Any = module._reversed_padding_repeated_twice

@@ -43,7 +43,7 @@ _LEAST_TRACE = 16
 
 
 class MCLMC(TunedSteps, EnergySampler):
-    r"""Chains of constant speed, turned by the gradient and refreshed by noise.
+    r"""Chains of constant speed, rotated by the gradient and refreshed by noise.
 
     .. math:: dx = u \, dt, \quad du = (1 - u u^T) \Big(\frac{-\nabla U}{T (d - 1)} \, dt
         + \sqrt{\tfrac{2}{L d}} \, dW\Big)

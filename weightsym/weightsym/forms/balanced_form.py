@@ -105,7 +105,7 @@ def orientation(params: Params, sym: Symmetries) -> tuple[list[Tensor], list[Ten
 
 
 def weights_of_spaces(params: Params, sym: Symmetries) -> tuple[Params, bool]:
-    """Return the weights of spaces as a stack in double precision, and whether they were one."""
+    """Return the weights of spaces as a float64 stack, and whether they were stacked."""
     stacked = check_params(params, sym)
     check_finite(params, sym)
     names = {sym.axes[p.axis].tensor for g in sym.linear for p in g.placements}

@@ -147,7 +147,7 @@ def _moved(node: Node, index: Any) -> Any:
 
 
 def _codes(tensor: Tensor, uses: Sequence[_Use]) -> Codes | None:
-    """Return the codes of a stack. None for a single matrix, or one not read exactly once."""
+    """Return the codes of a stack. None for a single matrix, or entries not read exactly once."""
     is_matrix = tensor.ndim < 3 and not any(u.lead for u in uses)
     if is_matrix and len({_words(u) for u in uses}) == 1:
         return None

@@ -72,7 +72,7 @@ class Units:
         return row if sign > 0 else {v: -c for v, c in row.items()}
 
     def of_rows(self, labels: Iterable[Ints]) -> tuple[list[_Terms], list[Row]]:
-        """Sum the units of the labels in each row, as tables and, for solved labels, as rows."""
+        """Sum the units of the labels in each row: as tables, or as rows if a label is solved."""
         tables: list[_Terms] = []
         others: list[Row] = []
         for terms in _by_width((rows, np.ones_like(rows)) for rows in labels):
