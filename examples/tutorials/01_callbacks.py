@@ -3,8 +3,8 @@
 # %% [markdown]
 # # Callbacks on your run
 #
-# You have a LightningModule and a `Trainer`. Five callbacks look at the weights while they train.
-# This page shows what each of them says, and what to conclude from it.
+# Five callbacks look at the weights while they train, with any LightningModule. This page shows
+# what each says, and what to conclude from it.
 #
 # The module is for scikit-learn's digits. The learning rate falls to a twentieth after fifteen of
 # twenty epochs.
@@ -134,8 +134,8 @@ shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories
 # %% [markdown]
 # ## CheckpointHarvester: the weights themselves
 #
-# The harvester has written the network after every epoch into a *bank*, a folder of safetensors
-# files that can be read by row or by layer, also while the run goes on.
+# The harvester has written the network after every epoch into a *bank*, a folder that can be read
+# by row or by layer, also during the run.
 
 # %%
 from lightning_bnn import params

@@ -79,10 +79,10 @@ for name, module in posteriors.items():
 #
 # ## Two kinds of uncertainty
 #
-# A prediction can be uncertain for two reasons. Either every single network is torn between two
-# classes (the image is ambiguous), or each network is sure and they contradict each other (the
-# training data have nothing like it). The second part is the *mutual information* between
-# prediction and weights: zero where all networks say the same.
+# A prediction can be uncertain for two reasons. Either every network is torn between two classes
+# (the image is ambiguous), or the networks contradict each other (the training data have nothing
+# like it). The second part is the *mutual information* between prediction and weights: zero where
+# all networks say the same.
 
 # %%
 from lightning_bnn.metrics import decompose_uncertainty
@@ -122,10 +122,9 @@ wrong = (ensemble(x).argmax(-1) != y)[order]
 print(f"errors among the 45 most uncertain digits: {wrong[:45].sum()}")
 print(f"errors among the 405 others: {wrong[45:].sum()}")
 
-# %% [markdown]
-# Above, the eight test digits on which the networks of the ensemble disagree most, below those on
+# %% [markdown] Above, the eight test digits on which the networks disagree most, below those on
 # which they disagree least; over each image its label, and what the five networks say. The tenth of
-# the digits with the most disagreement has twice as many errors as all the others together.
+# the digits with the most disagreement has twice as many errors as all others together.
 #
 # ## Notice inputs that are not digits
 #

@@ -7,8 +7,8 @@
 # training recipes lead to the same networks? And are these like draws of the posterior?
 #
 # First, some folders. A plain PyTorch loop trains perceptrons with 16 hidden units on
-# scikit-learn's digits. The weight decay is one divided by the number of examples, which is what a
-# standard normal prior asks for.
+# scikit-learn's digits. The weight decay is one divided by the number of examples, as for a
+# standard normal prior.
 
 # %%
 from pathlib import Path
@@ -74,8 +74,8 @@ print(results_table({name: trainer.callback_metrics[name] for name in wanted}))
 # *MMD²* (maximum mean discrepancy, squared) measures how different two distributions are: near 0
 # for the same one, at most 2. The estimate is unbiased, so that it may be negative by chance.
 #
-# One network of ours with near neighbours, and the same networks with their hidden units in another
-# order, show why weights alone mislead.
+# A network with near neighbours, and the same networks with their hidden units in another order,
+# show why weights alone mislead.
 
 # %%
 from lightning_bnn.metrics import mmd
@@ -148,8 +148,8 @@ result.figures["metrics"].savefig("distances_and_predictions.png", dpi=150)
 # Trained networks are not draws of the posterior: training goes to a maximum of it, and most of the
 # posterior lies elsewhere. For a few small networks the package comes with *references*: draws by
 # long chains of Hamiltonian Monte Carlo. `gold` means that all chains agree. One of these
-# references has our network, our data and our prior. As a rival to our folder we also train a
-# sampler, `SGHMC`, which keeps moving through the posterior instead of settling.
+# references has our network, our data and our prior. We also train a sampler, `SGHMC`, which keeps
+# moving through the posterior.
 
 # %%
 import contextlib
@@ -185,7 +185,6 @@ show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "
 # are much closer than ours. In the mean prediction our folder is as near to the reference as the
 # chains (TV), and as accurate, within about two errors.
 #
-# So use trained networks if all you need are averaged predictions, and a sampler if you need to
-# know what the data leave open. [The leaderboard](../results/leaderboard.md) scores every method of
-# the package in this way, and [comparing posteriors](../studies.md) explains every column of the
-# tables.
+# So use trained networks for averaged predictions, and a sampler to know what the data leave open.
+# [The leaderboard](../results/leaderboard.md) scores every method in this way, and [comparing
+# posteriors](../studies.md) explains every column.

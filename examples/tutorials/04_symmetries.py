@@ -128,10 +128,9 @@ for text, six in (("as trained", stack), ("aligned", alignment.element(stack))):
     mean = {name: tensor.mean(0) for name, tensor in six.items()}
     print(f"accuracy of the mean, {text:10s}: {accuracy(network, mean):.3f}")
 
-# %% [markdown]
-# Without alignment the mean guesses. Aligned, it predicts nearly as well as its parts. (`average`
-# and `lightning-bnn merge` do this in one call.) Convolutions, BatchNorm and residual sums are
-# understood in the same way; a channel that goes into BatchNorm may also change its *sign*.
+# %% [markdown] Without alignment the mean guesses. Aligned, it predicts nearly as well as its
+# parts. (`average` and `lightning-bnn merge` do this in one call.) Convolutions, BatchNorm and
+# residual sums work in the same way; a channel that goes into BatchNorm may also change its *sign*.
 
 # %% [markdown]
 # ## A transformer
@@ -196,10 +195,9 @@ change = (params.apply(folded[0], mixed, x) - pair[0](x)).abs().max()
 print(f"weights have moved by {distance(first, mixed):.1f}")
 print("outputs are the same but for rounding:", bool(change < 1e-3))
 
-# %% [markdown]
-# *block perm.* are the heads. *general* are eight matrices of 8 x 8 numbers: for each of four heads
-# one between queries and keys, and one between values and outputs. *orthogonal* are rotations and
-# reflections of the stream of 32 channels. Continuous symmetries make up a tenth of all directions
+# %% [markdown] *block perm.* are the heads. *general* are eight 8 x 8 matrices: for each of four
+# heads one between queries and keys, and one between values and outputs. *orthogonal* are rotations
+# and reflections of the stream of 32 channels. Continuous symmetries are a tenth of all directions
 # in weight space.
 #
 # `match` knows permutations only. `match_all` also applies matrices; it compares weights or, with

@@ -74,8 +74,8 @@ for text, pairs in forms.items():
 #
 # ## A population of your own network
 #
-# Any configuration will do whose module trains members side by side. Here it is a preset for the
-# digits with some changes: sixteen hidden units, and five passes over the data.
+# Any configuration whose module trains members side by side will do, here a preset for the digits
+# with sixteen hidden units and five epochs.
 
 # %%
 changes = {
@@ -91,9 +91,8 @@ after = CheckpointBank("digits", mode="r")
 same = all(torch.equal(tensor, after[7][name]) for name, tensor in before.items())
 print(after, "- network 7 is what it was:", same)
 
-# %% [markdown]
-# The same call continues where it was stopped, also after a crash. So start with hundreds, look,
-# and add thousands later, on Ray or Slurm if one machine is too slow ([scale](../scale.md)).
+# %% [markdown] The same call continues after a crash. So start with hundreds, and add thousands
+# later, on Ray or Slurm if one machine is too slow ([scale](../scale.md)).
 #
 # ## Predictions without holding them
 #

@@ -52,9 +52,8 @@ def encoded(text, labels):
 # %% [markdown]
 # ## Adapter and posterior
 #
-# `peft` adds the factors of LoRA to the model, and every module of this package takes the result as
-# it is. `Categorical` reads a class for each token, where labels of -100 do not count. `MFVI`
-# learns a Gaussian for every weight of the adapter.
+# `peft` adds the factors of LoRA to the model. `Categorical` reads a class for each token, where
+# labels of -100 do not count. `MFVI` learns a Gaussian for every weight of the adapter.
 
 # %%
 from functools import partial
@@ -194,9 +193,9 @@ print(f"AUROC of sentences with a new word by their information: {auroc(every, i
 # ## Two adapters, one model
 #
 # Two colleagues fine-tune the model, each with half of the words. `merge_gaussians` multiplies
-# their posteriors, and divides by the prior that both have had. Between the factors B A of an
-# adapter any matrix may stand, so with the symmetries that `discover` finds the factors of one are
-# rotated first to those of the other.
+# their posteriors, and divides by the common prior. Any matrix may stand between the factors B A of
+# an adapter, so with the symmetries that `discover` finds, the factors of one are first rotated to
+# those of the other.
 
 # %%
 from lightning_bnn import params as P
