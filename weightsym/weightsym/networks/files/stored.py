@@ -35,6 +35,8 @@ def has_weights(folder: Path) -> bool:
 def weight_shards(folder: Path) -> dict[Path, set[str] | None]:
     """Return the weight files, and the names that the index expects in each, if there is one."""
     if not is_hugging_face(folder):
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError(f"{folder} is an adapter: `weightsym adapters` merges it into a base.")
         raise ValueError(f"{folder} is not a Hugging Face folder: it has no config.json.")
     if (folder / _ONE).is_file():
         return {_inside(folder, _ONE): None}
