@@ -1,7 +1,9 @@
 """`weightsym scan` as a user calls it."""
 
 import json
+import shutil
 
+import lightning as L
 import pytest
 import torch
 from disk_networks import drawn, write
@@ -9,9 +11,10 @@ from PIL import Image
 from shell import code_of, failure
 
 from lightning_bnn import models
-from weightsym import Element, discover
+from weightsym import Element, discover, likeness
 from weightsym import params as P
 from weightsym.cli import main
+from weightsym.commands import scan
 
 SIZES = 20, [48, 48], 12
 OPTIONS = ["--network", "lightning_bnn.models.mlp", "--input", "2,20", "--init.inputs", "20"]
@@ -64,7 +67,48 @@ def test_the_parent_of_a_suspect_is_named_alone(shelf, capsys):
     assert [" ".join(pair[2:5]) == "made from it" for pair in pairs] == [True, False, False]
 
 
+def test_a_known_shelf_is_read_from_its_sketches(shelf, tmp_path, monkeypatch, capsys):
+    folder, kept = (
+        shutil.copytree(shelf, tmp_path / "shelf"),
+        tmp_path / "shelf" / "kept.safetensors",
+    )
+    line = ["scan", str(folder), *OPTIONS, "--sketches", str(kept)]
+    made = []
+    monkeypatch.setattr(scan, "likeness", lambda *args: made.append(1) or likeness(*args))
+    main(line)
+    first = capsys.readouterr().out
+    assert len(made) == 8
+    main(line)
+    assert capsys.readouterr().out == first
+    assert len(made) == 8
+    write(folder / "c.safetensors", P.of(drawn(perceptron, 9)))  # a changed file
+    shutil.copy(folder / "a.safetensors", folder / "f.safetensors")
+    main(line)
+    assert len(made) == 9  # a copy of a known file is known
+    assert "f.safetensors" in capsys.readouterr().out
+    main([*line, "--batch_norm", "eval"])  # other settings
+    assert len(made) == 18
+
+
+def test_the_checkpoints_of_a_run_are_one_family(tmp_path, capsys):
+    """Files of Lightning, with the network behind a prefix and an optimizer beside it."""
+    module = L.LightningModule()
+    module.net = drawn(perceptron, 0)
+    for epoch in range(3):
+        for w in module.parameters():
+            w.data.add_(0.05 * w.std() * torch.randn_like(w))
+        content = {"state_dict": module.state_dict(), "epoch": epoch, "optimizer_states": [{}]}
+        torch.save(content, tmp_path / f"epoch={epoch}.ckpt")
+    write(tmp_path / "other.safetensors", P.of(drawn(perceptron, 1)))
+    main(["scan", str(tmp_path), *OPTIONS])
+    said = capsys.readouterr().out
+    assert "family: epoch=0.ckpt, epoch=1.ckpt, epoch=2.ckpt" in said
+    assert "no relatives: other.safetensors" in said
+
+
 REFUSED = [
+    (["scan", "SHELF", *OPTIONS, "--sketches", "a.txt"], "must be a .safetensors file"),
+    (["scan", "SHELF", *OPTIONS, "--sketches", "SHELF/a.safetensors"], "holds other tensors"),
     (["scan", "no_folder", *OPTIONS], "`folder` must be a folder"),
     (["scan", ".", *OPTIONS], "must hold at least two networks of one architecture, got 0"),
     (["scan", "SHELF", *OPTIONS, "--nearest", "0"], "`--nearest` must be at least 1"),

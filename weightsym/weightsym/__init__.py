@@ -20,7 +20,7 @@ from weightsym._lazy import lazy_package
 if TYPE_CHECKING:
     from weightsym import files, params
     from weightsym.discovery.discover import discover
-    from weightsym.discovery.folding import fold_norms
+    from weightsym.discovery.folding import fold_networks, fold_norms
     from weightsym.discovery.verify import verify
     from weightsym.forms.balanced_form import balancing_matrices
     from weightsym.forms.canonical import canonicalise, plan_removal, remove_softmax_shift

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+import weightsym
 from weightsym import Symmetries, kinship, likeness, relation
 from weightsym.commands.architecture import Architecture
-from weightsym.commands.networks import build, fit_all, shown, symmetries_in
+from weightsym.commands.networks import build, fill, fit_all, shown, symmetries_in
 from weightsym.commands.reports import report_file, write_report
-from weightsym.discovery.folding import fold_networks
-from weightsym.files import NetworkNames, open_network
+from weightsym.discovery.folding import folding
+from weightsym.files import NetworkNames, draft_of, open_network, read_file, save_tensors
 from weightsym.matching.relation import Verdict
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.stored import StoredNetwork
@@ -31,6 +33,7 @@ def scan(
     architecture: Architecture,
     suspect: str | None = None,
     nearest: int = 3,
+    sketches: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -48,13 +51,17 @@ def scan(
         suspect: a network whose parents are looked for, in the folder or elsewhere; by default
             all networks are compared with each other.
         nearest: how many of the most similar networks each is compared with in full.
+        sketches: file that keeps the numbers of all networks for the next scan, e.g.
+            shelf.safetensors; files that are new or have changed are read again.
         out: file for all numbers, e.g. family.json; a picture is written beside it, family.png.
         overwrite: replace an existing file at --out (true or false).
     """
     target = report_file(out, overwrite)
     if nearest < 1:
         raise ValueError(f"`--nearest` must be at least 1, got {nearest}.")
-    shelf = _Shelf.of(Path(folder), suspect, architecture)
+    if sketches is not None and Path(sketches).suffix != ".safetensors":
+        raise ValueError(f"`--sketches` must be a .safetensors file, got {sketches}.")
+    shelf = _Shelf.of(Path(folder), suspect, architecture, Path(sketches) if sketches else None)
     names, similar = list(shelf.networks), kinship(shelf.sketches)
     pairs = _candidates(similar, nearest, None if suspect is None else len(names) - 1)
     found = [shelf.link(*pair, similar) for pair in shown(pairs, "comparing in full")]
@@ -98,8 +105,7 @@ class Link:
 class _Shelf:
     """Networks of one architecture, with the symmetries that they share."""
 
-    model: nn.Module
-    example: tuple[Tensor, ...]
+    fold: Callable[[Params], Params]
     sym: Symmetries
     networks: Mapping[str, FittedNetwork]
     sketches: Sequence[Mapping[str, Tensor]]
@@ -107,9 +113,11 @@ class _Shelf:
     seed: int
 
     @classmethod
-    def of(cls, folder: Path, suspect: str | None, architecture: Architecture) -> _Shelf:
+    def of(
+        cls, folder: Path, suspect: str | None, architecture: Architecture, kept: Path | None
+    ) -> _Shelf:
         """Open all networks of a folder, and reduce each to its sketch."""
-        stored, others = _opened(_paths(folder))
+        stored, others = _opened([p for p in _paths(folder) if p != kept])
         if suspect is not None:
             same = Path(suspect).resolve()
             stored = {n: s for n, s in stored.items() if (folder / n).resolve() != same}
@@ -127,29 +135,79 @@ class _Shelf:
                 f"{folder} must hold at least two networks of one architecture, got "
                 f"{len(networks)}. {' '.join(reasons)}".rstrip()
             )
-        sketches: list[Mapping[str, Tensor]] = []
-        folded, sym = model, None
-        for file in shown(networks.values(), "reading"):
-            folded, (params,) = fold_networks(model, [_numbers(file)], *example)
-            if sym is None:
-                sym = symmetries_in(folded, example, batch_norm=architecture.batch_norm)
-            sketches.append(likeness(params, sym))
-        assert sym is not None
+        fill(model, _numbers(next(iter(networks.values()))))
+        folded, fold = folding(model, *example)
+        sym = symmetries_in(folded, example, batch_norm=architecture.batch_norm)
+        library = _Library(kept, repr((weightsym.__version__, architecture, sym.shapes)))
+        sketches = [
+            library.sketch(file, lambda file: likeness(fold(_numbers(file)), sym))
+            for file in shown(networks.values(), "reading")
+        ]
+        library.save()
         if not sketches[0]:
             raise ValueError(
                 "Nothing of these networks has an order of its own that could be compared: use "
                 "`weightsym diff` for two of them."
             )
-        return cls(model, example, sym, networks, sketches, others, architecture.seed)
+        return cls(fold, sym, networks, sketches, others, architecture.seed)
 
     def link(self, a: int, b: int, similar: Tensor) -> Link:
         """Compare two networks in full."""
         files = list(self.networks.values())
-        pair: list[Params] = [_numbers(files[k]) for k in (a, b)]
-        _, (first, second) = fold_networks(self.model, pair, *self.example)
+        first, second = (self.fold(_numbers(files[k])) for k in (a, b))
         found = relation(first, second, self.sym, seed=self.seed)
         p = min(found.p_exact, found.p_robust, found.p_close)
         return Link(a, b, float(similar[a, b]), found.verdict, p, found.difference.rest)
+
+
+class _Library:
+    """Sketches of networks by the content of their files, for the next scan.
+
+    Args:
+        path: of the file, None to keep nothing.
+        settings: everything but the files that sketches depend on.
+    """
+
+    def __init__(self, path: Path | None, settings: str) -> None:
+        self.path, self.settings = path, hashlib.sha256(settings.encode()).hexdigest()
+        self.known, self.used = dict[str, dict[str, Tensor]](), dict[str, Mapping[str, Tensor]]()
+        file = read_file(path) if path is not None and path.exists() else None
+        if file is not None and "sketches" not in file.metadata:
+            raise ValueError(f"`--sketches` {path} holds other tensors than those of a scan.")
+        if file is not None and file.metadata["sketches"] == self.settings:
+            for name, tensor in file.tensors.items():
+                key, _, frame = name.partition("/")
+                self.known.setdefault(key, {})[frame] = tensor.read()
+
+    def sketch(
+        self, file: FittedNetwork, make: Callable[[FittedNetwork], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """The sketch of a network, which is made only if its file is new."""
+        if self.path is None:
+            return make(file)
+        key = _digest(file.stored)
+        self.used[key] = self.known[key] if key in self.known else make(file)
+        return self.used[key]
+
+    def save(self) -> None:
+        """Write all sketches, those of files that were not in this scan, too."""
+        if self.path is None or self.used.keys() <= self.known.keys():
+            return
+        every = {f"{key}/{n}": t for key, row in (self.known | self.used).items()
+                 for n, t in row.items()}  # fmt: skip
+        with draft_of(self.path, wait=False) as draft:
+            save_tensors(draft, every, {"sketches": self.settings})
+
+
+def _digest(stored: StoredNetwork) -> str:
+    """A hash of the content of all files of a network."""
+    digest = hashlib.sha256()
+    for shard in stored.shards:
+        path = stored.path / shard.name if stored.is_folder else stored.path
+        with path.open("rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ LayerNorm).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -81,11 +81,33 @@ def fold_networks(
     >>> list(weights) == list(of(folded))
     True
     """
-    model = _filled(model, networks[0])
+    folded, fold = folding(_filled(model, networks[0]), *example, **named)
+    return folded, [fold(network) for network in networks]
+
+
+def folding(
+    model: nn.Module, *example: Any, **named: Any
+) -> tuple[nn.Module, Callable[[Params], Params]]:
+    """Find the norms that can be folded once, for networks that are read one by one.
+
+    Args:
+        model: gives the computation and the weights of the module that is returned.
+        *example: example inputs, as the module takes them.
+        **named: example inputs by name.
+
+    Returns:
+        The module without these gains, and a function from the tensors of a network to those of the
+        same network for this module.
+    """
     folds, _ = _folds_of(model, Inputs(example, named))
     folded = _without_gains(model, folds)
-    every = [_after(network, folds) for network in networks]
-    return folded, [{n: w[n] for n in of(folded) if n in w} for w in every]
+    names = list(of(folded))
+
+    def fold(network: Params) -> Params:
+        after = _after(network, folds)
+        return {name: after[name] for name in names if name in after}
+
+    return folded, fold
 
 
 # ------------------------------------------------------------ readers
