@@ -22,6 +22,7 @@ STUDIES = {
 """Tables and figures of the papers."""
 REFERENCES = {
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
+    "lineage": "children of networks, attacked, and who finds them: our tests and published ones",
     "uci": "all methods on the UCI tables and their published splits, beside published results",
     "reference": "sample a reference yourself by long chains, with its diagnostics",
     "posteriordb": "write a reference in the format of posteriordb",

@@ -47,6 +47,32 @@ class Residual(nn.Module):
         return self.head(self.norm2(h))
 
 
+class Transposed(nn.Module):
+    """A linear map with its inputs first, as GPT-2 has them."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+def transposed(width):
+    """A residual block whose upper layer, of any width, reads the norm by its first dimension."""
+    model = Residual(nn.LayerNorm)
+    model.up, model.down = Transposed(6, width), nn.Linear(width, 6)
+    return model
+
+
+class Typed(Residual):
+    """A block that asks the gain of a norm for its type, as Mamba does."""
+
+    def forward(self, x):
+        return super().forward(x.to(self.norm1.weight.dtype))
+
+
 def vit():
     model = torchvision.models.VisionTransformer(8, 4, 1, 2, 8, 16, num_classes=3)
     return nn.Sequential(model)
@@ -59,6 +85,9 @@ NETWORKS = {
     "decoder": (lambda: Decoder(), TOKENS, "orthogonal"),
     "by hand": (lambda: Residual(HandWritten), VECTORS, "orthogonal"),
     "around zero": (lambda: Residual(lambda d: HandWritten(d, True)), VECTORS, "orthogonal"),
+    "inputs first": (lambda: transposed(5), VECTORS, "centred"),
+    "inputs first, square": (lambda: transposed(6), VECTORS, "centred"),
+    "asked for its type": (lambda: Typed(HandWritten), VECTORS, "orthogonal"),
     "readers without bias": (lambda: Residual(nn.LayerNorm, bias=False), VECTORS, "centred"),
     "vit": (vit, IMAGES, "centred"),
 }

@@ -225,6 +225,35 @@ def test_agreements_are_bounded_by_binomial_tails():
     assert p_agreeing([]) == 1
 
 
+class States(nn.Module):
+    """Decaying sums with rates that all networks begin with, one for each state, as in Mamba."""
+
+    def __init__(self, states=16):
+        super().__init__()
+        self.read, self.write = nn.Linear(12, states), nn.Linear(states, 12)
+        self.rates = nn.Parameter(torch.arange(1.0, states + 1).log())
+
+    def forward(self, x):
+        decay = (-self.rates.exp()[:, None] * torch.arange(x.shape[1]) / 8).exp()
+        return self.write(torch.einsum("btn,nt->bn", self.read(x), decay))
+
+
+def test_units_that_all_networks_sort_alike_are_not_counted_in_their_places():
+    """Rates in a common order say nothing; without it, units in their places tell."""
+    torch.manual_seed(0)
+    x, nets = torch.randn(3, 5, 12), [States(), States()]
+    for net in nets:
+        net.rates.data += 0.02 * torch.randn(16)
+    sym, (a, b) = discover(nets[0], x), map(P.of, nets)
+    found = relation(a, b, sym)
+    assert [(g.units, g.in_place) for g in found.groups] == [(16, None)]
+    assert found.p_exact == 1
+    assert found.verdict != "made from it"
+    mixed = Element.random(sym, seeded(1))
+    same_order = [mixed(w) for w in (noisy(a, 0.05), a)]
+    assert relation(*same_order, sym).p_exact < 1e-10
+
+
 def test_small_networks_cannot_be_told():
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double() for _ in range(2)]

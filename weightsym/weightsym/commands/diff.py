@@ -167,13 +167,12 @@ def _steps(d: Difference) -> Iterator[str]:
 def _lines(
     evidence: Relation, numbers: Mapping[str, Any], prints: Sequence[Fingerprint]
 ) -> Iterator[str]:
-    left, judged = (
-        evidence.difference.rest,
-        [g for g in evidence.groups if g.agreeing is not None],
-    )
+    left = evidence.difference.rest
+    judged = [g for g in evidence.groups if g.agreeing is not None]
+    placed = [g for g in evidence.groups if g.in_place is not None]
     yield (
-        f"units in their places: {sum(g.in_place for g in evidence.groups)} of "
-        f"{sum(g.units for g in evidence.groups)} (by chance {len(evidence.groups)}): "
+        f"units in their places: {sum(g.in_place or 0 for g in placed)} of "
+        f"{sum(g.units for g in placed)} (by chance {len(placed)}): "
         f"p = {evidence.p_exact:.1g}"
     )
     yield (

@@ -8,7 +8,7 @@ LayerNorm).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -111,25 +111,36 @@ def folding(
 
 
 # ------------------------------------------------------------ readers
-def _readers(sym: Symmetries, prefix: str) -> list[str]:
-    """List the tensors that absorb the scales of a norm, if all may be linear maps after it."""
+def _readers(sym: Symmetries, prefix: str) -> dict[str, int]:
+    """List the tensors that absorb the scales of a norm, if all may be linear maps after it.
+
+    Each comes with the dimension along which it reads the norm: the last one, or the first of two.
+    """
     gain = f"{prefix}weight"
-    groups = [{sym.axes[p.axis].tensor for p in group.placements} for group in sym.scalings]
-    taking = set().union(*(names for names in groups if gain in names))
-    readers = [n for n in sym.shapes if n in taking - {gain, f"{prefix}bias"}]
-    alike = all(sym.shapes[name][1:] == sym.shapes[gain] for name in readers)
-    return readers if alike else []
+    groups = [[sym.axes[p.axis] for p in group.placements] for group in sym.scalings]
+    every = [axis for group in groups if gain in {a.tensor for a in group} for axis in group]
+    firsts = {axis.tensor for axis in every if axis.dim == 0}
+    readers = dict[str, int]()
+    for name in {axis.tensor: None for axis in every if axis.tensor not in (gain, f"{prefix}bias")}:
+        shape = sym.shapes[name]
+        if len(shape) == 2 and name in firsts and shape[:1] == sym.shapes[gain]:
+            readers[name] = 0
+        elif shape[1:] == sym.shapes[gain]:
+            readers[name] = -1
+        else:
+            return {}
+    return {name: readers[name] for name in sym.shapes if name in readers}
 
 
-def _folded(params: Params, prefix: str, readers: Sequence[str]) -> Params:
+def _folded(params: Params, prefix: str, readers: Mapping[str, int]) -> Params:
     """Fold the gain and bias of a norm into its readers."""
     gain, bias = params[f"{prefix}weight"], params.get(f"{prefix}bias")
     new = {**params, f"{prefix}weight": torch.ones_like(gain)}
-    for name in readers:
-        new[name] = params[name] * gain
+    for name, dim in readers.items():
+        new[name] = params[name] * (gain if dim else gain[:, None])
         if bias is not None:
             new[f"{prefix}bias"] = torch.zeros_like(bias)
-            shift = params[name] @ bias
+            shift = params[name] @ bias if dim else bias @ params[name]
             new[_bias_of(name)] = new.get(_bias_of(name), torch.zeros_like(shift)) + shift
     return new
 
@@ -140,7 +151,7 @@ def _bias_of(weight: str) -> str:
 
 
 @torch.no_grad()
-def _folds(model: nn.Module, prefix: str, readers: Sequence[str], inputs: Inputs) -> bool:
+def _folds(model: nn.Module, prefix: str, readers: Mapping[str, int], inputs: Inputs) -> bool:
     """Test whether folding keeps the function for random gains and biases."""
     params: Params = dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
@@ -164,7 +175,7 @@ class _Fold(NamedTuple):
     """A foldable norm, and the linear maps that read it."""
 
     name: str
-    readers: list[str]
+    readers: dict[str, int]
     norm: _Norm
 
     @property
@@ -304,7 +315,19 @@ def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:
         for key in list(dict(old.named_parameters())):
             old.register_parameter(key, None)
     else:
-        _put(model, name, plain)
+        _put(model, name, _Plain(plain, old.weight))
+
+
+class _Plain(nn.Module):
+    """A norm without gain, whose weight others may ask for its type."""
+
+    def __init__(self, plain: nn.Module, weight: Any) -> None:
+        super().__init__()
+        self.plain = plain
+        self.register_buffer("weight", weight.detach().new_empty(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(x)
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -13,10 +13,13 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincc
+from scipy.special import betainc, gammaincc
+from scipy.stats import rankdata
 from torch import Tensor
 
-from weightsym.groups.symmetries import Symmetries
+from weightsym.groups.placements import Placement
+from weightsym.groups.symmetries import PermutationGroup, Symmetries
+from weightsym.groups.units import unit_rows
 from weightsym.matching.difference import Difference, difference
 from weightsym.matching.match import ByWeights
 from weightsym.matching.walk import fixed_points
@@ -31,6 +34,8 @@ _EQUAL = 1e-5  # a rest that rounding explains
 _NEAR = 1e-3  # of one tensor
 _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
 _UNDERFLOW = 170  # 1 / 171! is no double
+_SORTED = 1e-3  # the probability of the order of exchangeable units
+_FEW = 4  # units, of which fewer are often in order
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class SharedUnits:
     Attributes:
         name: the tensor that writes the units.
         units: how many there are.
-        in_place: how many of B are matched to the unit of A with the same number.
+        in_place: how many of B are matched to the unit of A with the same number; None where units
+            of both are sorted alike, as the states of a Mamba begin, so that places prove nothing.
         agreeing: how many are matched alike by what comes before and by what follows; None where
             the weights of a group cannot be parted.
 
@@ -51,7 +57,7 @@ class SharedUnits:
 
     name: str
     units: int
-    in_place: int
+    in_place: int | None
     agreeing: int | None
 
 
@@ -111,7 +117,7 @@ class Relation:
     @property
     def shares(self) -> dict[str, float]:
         """By group the share of its units that are in their places or agree, the larger of both."""
-        return {g.name: max(g.in_place, g.agreeing or 0) / g.units for g in self.groups}
+        return {g.name: max(g.in_place or 0, g.agreeing or 0) / g.units for g in self.groups}
 
 
 def relation(
@@ -142,17 +148,45 @@ def relation(
     found = difference(a, b, sym, method=method, seed=seed)
     agreeing = found.agreeing
     groups = [
-        SharedUnits(group.name, group.units, fixed_points(order), agreeing.get(k))
+        SharedUnits(
+            group.name,
+            group.units,
+            None if _are_sorted(a, b, sym, group) else fixed_points(order),
+            agreeing.get(k),
+        )
         for k, (group, order) in enumerate(zip(sym.permutations, found.permutations, strict=True))
         if group.units > 1
     ]
     return Relation(
         found,
         tuple(groups),
-        p_in_place([(g.units, g.in_place) for g in groups]),
+        p_in_place([(g.units, g.in_place) for g in groups if g.in_place is not None]),
         p_agreeing([(g.units, g.agreeing) for g in groups if g.agreeing is not None]),
         _p_close(found, sym),
     )
+
+
+def _are_sorted(a: Params, b: Params, sym: Symmetries, group: PermutationGroup) -> bool:
+    """True if one statistic of the weights sorts the units of both networks alike."""
+    places = [p for p in group.placements if sym.axes[p.axis].tensor in sym.compared]
+    limit = _SORTED / max(2 * len(places), 1)
+    return group.units >= _FEW and any(
+        x * y > 0 and max(_p_order(x, group.units), _p_order(y, group.units)) < limit
+        for place in places
+        for x, y in zip(*(_trends(w, sym, place, group.units) for w in (a, b)), strict=True)
+    )
+
+
+def _trends(params: Params, sym: Symmetries, place: Placement, units: int) -> list[float]:
+    """Rank correlations of the means and the norms of units with their numbers."""
+    rows = unit_rows(params, sym, place).reshape(units, -1).double().cpu()
+    ranks = [rankdata(values.numpy()) for values in (rows.mean(1), rows.norm(dim=1))]
+    return [float(np.corrcoef(r, range(units))[0, 1]) if np.ptp(r) > 0 else 0.0 for r in ranks]
+
+
+def _p_order(correlation: float, units: int) -> float:
+    """The probability of a rank correlation as large, by Student's law."""
+    return float(betainc(units / 2 - 1, 0.5, max(0.0, 1 - correlation**2)))
 
 
 # ------------------------------------------------------------ probabilities

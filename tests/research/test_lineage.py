@@ -1,0 +1,124 @@
+"""The table of lineage at its smallest, and the published tests by what they see through."""
+
+import math
+
+import fake_files
+import pytest
+import torch
+from shell import failure
+from small_runs import assert_published, called, numbers
+
+from bnn_research.cli import main
+from bnn_research.lineage import FAMILIES, Scale, Transformer, auc, family, true_positives
+from bnn_research.rivals import RIVALS, Names, Suspect
+from weightsym import Element, discover, fold_networks
+from weightsym import params as P
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SMALLEST = ["--networks", "2", "--width", "16", "--hidden", "24", "--steps", "2"]
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Digits of noise, and a short text."""
+    fake_files.mnist(tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "tinyshakespeare.txt").write_text("to be, or not to be: that is " * 40)
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(tmp_path))
+    return tmp_path
+
+
+NAMES = Names([f"layers.{k}" for k in range(2)], [f"layers.{k}.up.weight" for k in range(2)],
+              "embed.weight", gated=True)  # fmt: skip
+TOKENS = torch.randint(20, (8, 32), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def suspects():
+    """A gated network without gains, a disguised copy, and another network."""
+    torch.manual_seed(0)
+    nets = [Transformer(16, 24, outputs=20, gated=True).eval() for _ in range(2)]
+    module, (a, b) = fold_networks(nets[0], [P.of(net) for net in nets], TOKENS)
+    sym = discover(module, TOKENS)
+    moved = Element.random(sym, torch.Generator().manual_seed(1))(a)
+    networks = [{n: t.detach() for n, t in w.items()} for w in (a, moved, b)]
+    return [Suspect.of(module, w, NAMES, TOKENS) for w in networks]
+
+
+# ------------------------------------------------------------ published tests
+def test_every_score_is_largest_for_a_network_and_itself(suspects):
+    a, _, b = suspects
+    own = {name: score(a, a) for name, score in RIVALS.items()}
+    other = {name: score(b, a) for name, score in RIVALS.items()}
+    assert all(own[name] == pytest.approx(1, abs=1e-4) for name in RIVALS if "phi" not in name)
+    assert all(own[name] > other[name] + 0.01 for name in RIVALS)
+    assert max(other["phi_U"], other["phi_MATCH"]) < 3 < 10 < min(own["phi_U"], own["phi_MATCH"])
+
+
+def test_a_disguise_is_seen_through_by_invariants_and_by_activations_alone(suspects):
+    a, moved, _ = suspects
+    torch.testing.assert_close(moved.outputs["layers.1"].norm(), a.outputs["layers.1"].norm())
+    found = {name: score(moved, a) for name, score in RIVALS.items()}
+    assert found["HuRef ICS"] == pytest.approx(1, abs=1e-3)
+    assert found["REEF"] == pytest.approx(1, abs=1e-3)
+    assert found["phi_MATCH"] < 10  # units of the upper map may be flipped, gates not
+    assert found["phi_U"] < 3
+    assert found["HuRef PCS"] < 0.5
+    assert found["spectra"] < 0.99
+
+
+def test_awm_follows_exchanged_and_flipped_dimensions_but_no_rotations(suspects):
+    a, moved, _ = suspects
+    g = torch.Generator().manual_seed(2)
+    order, signs = torch.randperm(16, generator=g), torch.randn(16, generator=g).sign()
+    turn = torch.linalg.qr(torch.randn(16, 16, generator=g)).Q
+    params = {**a.params, "embed.weight": a.params["embed.weight"][:, order] * signs}
+    for name in (f"{layer}.{part}.weight" for layer in NAMES.layers for part in "qk"):
+        params[name] = turn @ (a.params[name][:, order] * signs)
+    awm = RIVALS["AWM"]
+    assert awm(Suspect(params, {}, NAMES), a) == pytest.approx(1, abs=1e-4)
+    assert awm(moved, a) < 0.9
+
+
+# ------------------------------------------------------------ the table
+def test_rates_of_scores():
+    assert auc([3, 2], [1, 2]) == pytest.approx(0.875)
+    assert true_positives([3, 2, 0], [1, 2]) == pytest.approx(100 / 3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_score_is_defined_where_a_family_has_what_it_reads(name, data):
+    every = family(name, Scale(2, 16, 24, 2, 40))
+    net = every.make().eval()
+    a = Suspect.of(net, P.of(net), every.names, every.held[0])
+    undefined = {n for n, score in RIVALS.items() if math.isnan(score(a, a))}
+    gated, attention = {"phi_MATCH"}, {"HuRef ICS", "AWM"}
+    wanted = {"Llama": set(), "CNN": gated | attention}.get(name, gated)
+    assert undefined == wanted
+    assert 0 <= every.accuracy(net, P.of(net)) <= 100
+
+
+@pytest.mark.e2e
+def test_children_of_small_networks_are_found(data, tmp_path):
+    (tmp_path / "here").mkdir()
+    line = ["lineage", "--families", "[CNN]", *SMALLEST, "--out", "out"]
+    text = called(main, tmp_path / "here", line)
+    out = tmp_path / "here" / "out"
+    assert_published(out, "lineage", text)
+    rows = {row["attack"]: row for row in numbers(out, "auc")}
+    assert rows["all symmetries"]["units found twice"] == 1
+    assert rows["none"]["HuRef PCS"] == 1 > rows["all symmetries"]["HuRef PCS"]
+    left = {row["child"]: row["attacked: left"] for row in numbers(out, "children")}
+    assert left["int8"] < left["pruned, 60 %"] < left["distilled"]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--families", "[RNN]"], "`families` must be some of Llama, GPT-2, ViT, CNN, got 'RNN'"),
+        (["--networks", "1"], "`networks` must be at least 2, got 1"),
+    ],
+)
+def test_mistakes_are_refused(args, sentence, capsys, tmp_path):
+    assert sentence in failure(capsys, "lineage", *args, "--out", str(tmp_path), script=main)
