@@ -1,4 +1,4 @@
-"""Who finds which children of a network after which attack: our tests beside published ones."""
+"""Tests of lineage on attacked children of small networks, ours beside published ones."""
 
 from __future__ import annotations
 
@@ -218,6 +218,7 @@ def family(name: str, settings: Scale) -> Family:
     size = settings.width, settings.hidden
     attention = [f"layers.{k}" for k in range(2)]
     names = Names(attention, [f"{n}.up.weight" for n in attention], "embed.weight", name == "Llama")
+    make: Callable[[], nn.Module]
     if name in ("Llama", "GPT-2"):
         letters, count = _text()
         half = len(letters) * 9 // 10
@@ -536,7 +537,7 @@ class _Judge:
         )
 
     def _sketch(self, folded: Params, base: int) -> float:
-        """What the sketches have in common beyond all networks."""
+        """Correlate the sketches beyond what all networks have in common."""
         return float(kinship([likeness(folded, self.bases.sym_folded), *self.shelf])[0, base + 1])
 
 
@@ -602,15 +603,13 @@ def _cells(
 
 
 def _children(trials: Mapping[str, Trial]) -> Table:
-    """What our tests say of every child, as it is and after all attacks."""
+    """Tabulate the results of our tests for every child, as it is and after all attacks."""
     rows: list[Mapping[str, Cell]] = []
     for name, trial in trials.items():
         by_child: dict[str, dict[str, Compared]] = {}
-        for c in trial.compared:
-            by_child.setdefault(c.child, {})[c.attack] = c
+        for each in (c for c in trial.compared if c.child):
+            by_child.setdefault(each.child, {})[each.attack] = each
         for child, c in by_child.items():
-            if not child:
-                continue
             plain, attacked = c[ATTACKS[0]], c[ATTACKS[-1]]
             rows.append({
                 "family": name, "child": child, "accuracy, %": plain.accuracy,
@@ -628,7 +627,7 @@ def _children(trials: Mapping[str, Trial]) -> Table:
 
 
 def _nulls(trials: Mapping[str, Trial]) -> Table:
-    """What independent networks have in common."""
+    """Tabulate what independent networks have in common."""
     rows: list[Mapping[str, Cell]] = []
     for name, trial in trials.items():
         pairs = [c for c in trial.compared if not c.related]
@@ -649,10 +648,11 @@ def _nulls(trials: Mapping[str, Trial]) -> Table:
 
 def _uniform(found: Relation, generator: torch.Generator) -> Iterator[float]:
     """By group the probability of as many units in place, made continuous by a random share."""
-    for group in (g for g in found.groups if g.in_place is not None):
-        law = [_fixed(k, group.units) for k in range(min(group.units, 30) + 1)]
+    counts = [(g.units, g.in_place) for g in found.groups if g.in_place is not None]
+    for units, fixed in counts:
+        law = [_fixed(k, units) for k in range(min(units, 30) + 1)]
         share = float(torch.rand((), generator=generator))
-        yield sum(law[group.in_place + 1 :]) + share * law[group.in_place]
+        yield sum(law[fixed + 1 :]) + share * law[fixed]
 
 
 def _fixed(k: int, units: int) -> float:
@@ -662,7 +662,7 @@ def _fixed(k: int, units: int) -> float:
 
 
 def _breaks(trials: Mapping[str, Trial]) -> Table:
-    """Attacks that hide a child, and what they cost."""
+    """Tabulate attacks at a price, and distillation."""
     rows: list[Mapping[str, Cell]] = [
         {
             "family": name, "attack": c.child, "accuracy before, %": _before(trial),
@@ -674,7 +674,7 @@ def _breaks(trials: Mapping[str, Trial]) -> Table:
         for c in (*trial.breaking, *(d for d in trial.compared if d.child == "distilled"))
         if c.attack in ("none", "at a price")
     ]  # fmt: skip
-    return Table.of("What hides a child from our tests, and what it costs", rows, 1)
+    return Table.of("Attacks at a price: accuracy, and results of our tests", rows, 1)
 
 
 def _before(trial: Trial) -> float:
