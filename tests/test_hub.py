@@ -420,7 +420,7 @@ DAMAGES = {
     "no hash": (edited(lambda c: c["files"].update({TENSORS: None})), "is missing or differs"),
     "a pickle": (
         replaced(lambda path: path.write_bytes(pickle.dumps(Touch()))),
-        "is no safetensors file, or it is damaged",
+        "is not a safetensors file, or is damaged",
     ),
     "NaN": (
         replaced(lambda path: save_tensors(path, {"mean": torch.tensor([0.0, torch.nan])})),

@@ -42,10 +42,10 @@ COLUMNS = {
 }  # fmt: skip
 """Of classification, distances before predictions."""
 _POOLED_NOTE = (
-    "MMD² x 100 of all networks alike, as P1 measures it: of K modes of several networks each, "
-    "about 1/K of one mode's MMD² is left even if they are drawn from the reference's law, and "
-    "none of one network each. A maximum over kernels has its zero at the noise floor, which is "
-    "over splits of the reference, scaled to so many networks against all of it."
+    "MMD² x 100 of pooled networks, as in P1: K modes of several networks each retain about 1/K "
+    "of one mode's MMD² even if they are drawn from the reference's law, and modes of one "
+    "network none. A maximum over kernels has its zero at the noise floor, from splits of the "
+    "reference, scaled to the numbers of networks."
 )
 _MODES = {"one": "One mode", "multi": "Multi mode"}
 

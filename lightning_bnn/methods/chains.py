@@ -187,8 +187,7 @@ class Keeping:
         if count < 1:
             run.warn(
                 f"{name} will collect no networks: `burn_in` is as long as the run, or the "
-                "interval is too long. The chains are then evaluated as they are at the "
-                "end."
+                "interval is too long. Then the final networks of the chains are evaluated."
             )
 
     @staticmethod

@@ -187,9 +187,8 @@ class SWAG(PenalisedTraining):
     def before_fit(self, state: Moments, fit: Fit, run: Run) -> None:
         if self.schedule(state).count(fit.steps, fit.epochs) < 2:
             run.warn(
-                "SWAG will collect weights fewer than twice: set an earlier `start`, or "
-                "collect more often. The members are then evaluated as they are at the "
-                "end."
+                "SWAG will collect weights fewer than twice: set an earlier `start`, or collect "
+                "more often. Then the final members are evaluated."
             )
         if fit.anew:
             state.forget()

@@ -79,7 +79,7 @@ def posterior_for(module: Bayesian, purpose: Purpose) -> Posterior:
     if missing and module.has_weights and not module.fits_now:
         rank_zero_warn(
             f"{type(module).__name__} has no {missing} yet (no training data, or a checkpoint "
-            "from before the end of a fit?): its members predict as they are."
+            "from before the end of a fit?): its members predict without it."
         )
     return module.method.posterior(module.state, module.run, purpose)
 

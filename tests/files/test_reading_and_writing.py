@@ -188,9 +188,9 @@ TARGETS = [  # of what, where, whether it may replace, and what is said
     ("net", "none/out", False, "there is no folder"),
     ("net", "net", False, "`--overwrite true` replaces it"),
     ("net", "mine", True, "also contains 'thesis.tex'"),
-    ("net", "link", True, "of another kind"),
+    ("net", "link", True, "of the wrong type"),
     ("a.safetensors", "out.pt", False, "must be a .safetensors file"),
-    ("a.safetensors", "mine.safetensors", True, "of another kind"),
+    ("a.safetensors", "mine.safetensors", True, "of the wrong type"),
 ]
 
 
@@ -227,12 +227,12 @@ def test_damaged_files_are_refused(tmp_path):
     good = path.read_bytes()
     for bad in (b"", good[:5], good[:40], good[:-1], good + b"x", b"\xff" * 64, good[9:]):
         path.write_bytes(bad)
-        with pytest.raises(ValueError, match="no safetensors file, or it is damaged"):
+        with pytest.raises(ValueError, match="not a safetensors file, or is damaged"):
             open_network(path)
     path.write_bytes(good)
     network = open_network(path)
     path.write_bytes(good[:-20])  # while it is read
-    with pytest.raises(ValueError, match="no safetensors file, or it is damaged"):
+    with pytest.raises(ValueError, match="not a safetensors file, or is damaged"):
         [network.read(name) for name in network.tensors]
 
 

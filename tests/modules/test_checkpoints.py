@@ -192,9 +192,9 @@ def test_a_posterior_without_its_gaussians_says_so(name, lacks, tmp_path):
     with warnings.catch_warnings(record=True) as said:
         run.fit(whole, Blobs())
         whole.posterior()
-    assert not [w for w in said if "predict as they are" in str(w.message)]
+    assert not [w for w in said if "predict without it" in str(w.message)]
     early = min(tmp_path.glob("*.ckpt"))
     loaded = type(whole).load_from_checkpoint(early, network=network(), weights_only=True)
     for ask in (loaded.posterior, loaded.predictive, lambda: loaded(torch.randn(2, 6))):
-        with pytest.warns(UserWarning, match=f"no .*{lacks}.*predict as they are"):
+        with pytest.warns(UserWarning, match=f"no .*{lacks}.*predict without it"):
             ask()

@@ -139,7 +139,7 @@ def check_names(path: Path, names: Iterable[str]) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is no safetensors file, or it is damaged: {first_line(error)}.")
+    return ValueError(f"{path} is not a safetensors file, or is damaged: {first_line(error)}.")
 
 
 def _checked(

@@ -63,7 +63,9 @@ def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
     if target.is_dir() != like.is_folder or (target.is_symlink() and like.is_folder):
-        raise ValueError(f"`--out`: {target} is of another kind, and is not replaced.")
+        raise ValueError(
+            f"`--out`: {target} exists as a file or folder of the wrong type, and is not replaced."
+        )
     if like.is_folder:
         ours = {s.name for s in like.shards} | {p.name for p in companions(like.path)}
         foreign = sorted(p.name for p in target.iterdir() if p.name not in ours or p.is_dir())
