@@ -239,7 +239,7 @@ class CheckpointBank:
             manifest.write({"records": copies, "checks": checks, **split})
 
     def truncate(self, rows: int) -> None:
-        """Remove all networks after the first ones."""
+        """Remove all networks except the first ``rows``."""
         self._check_writable()
         if not 0 <= rows <= self.rows:
             raise ValueError(f"`rows` must be in 0..{self.rows}, got {rows}.")

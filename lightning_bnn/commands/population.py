@@ -172,7 +172,7 @@ def _report(target: CheckpointBank, parts: Sequence[Part], trained: bool) -> str
     return (
         f"{folder}: {len(target)} networks{diverged if left_out else ''}\n"
         f"{work if trained else 'there was nothing left to train'}\n"
-        f"`lightning-bnn bank {folder}` shows its content, `lightning-bnn compare` and others read it"
+        f"`lightning-bnn bank {folder}` looks into it, `lightning-bnn compare` and others read it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: scores, ranking metrics, and both in one metric.
+"""Out-of-distribution detection: scores, ranking metrics, and a metric that combines them.
 
 Higher scores mean more out of distribution, and OOD is the positive class by default. Scores are
 compared in float64. Equal scores are accepted or rejected together.

@@ -1,4 +1,4 @@
-"""Notes in checkpoints besides weights, and checks of checkpoints against modules."""
+"""Metadata in checkpoints, and validation of checkpoints against modules."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _weights(
 
 
 def _shift(graph: Graph, first: dict[str, str]) -> SoftmaxShift | None:
-    """Return the layer that writes the logits, unless its tensors are shared."""
+    """Return the layer that writes the logits, if none of its tensors is shared."""
 
     def name_of(node: Node) -> str | None:
         source = graph.sources.get(node)

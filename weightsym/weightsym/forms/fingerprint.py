@@ -113,7 +113,7 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
 
 
 def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
-    """Return the same functions with the least mass, and without shifts that biases can absorb.
+    """Return equivalent networks of least mass, without shifts that biases can absorb.
 
     Units whose scale is not compensated, as under weight norm, have no least mass. They get norm
     one.
