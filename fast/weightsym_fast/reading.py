@@ -263,7 +263,7 @@ def _elementwise(name: str) -> Callable[..., None]:
 
 def _view(draft: Draft, arguments: Given, out: Tensor) -> None:
     if out.numel() != draft.current.numel() or out.ndim < 2:
-        raise Unsuitable("it takes a part of an activation, or makes one vector of a batch")
+        raise Unsuitable("it slices an activation, or flattens a batch to one vector")
     if out.shape != draft.current.shape:
         draft.is_open = False
 

@@ -207,7 +207,7 @@ class FullHarvester(CheckpointHarvester):
         super().on_train_end(trainer, pl_module)
 
     def on_full_disk(self, first: bool) -> None:
-        """Stop before a checkpoint from which these networks would not be trained again."""
+        """Stop before a checkpoint that a resumed run would continue without these networks."""
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 

@@ -26,7 +26,7 @@ r"""From outputs ``(batch, k)`` to matrices ``(batch, k, r)`` with :math:`R R^T 
 
 
 def curvature_root(likelihood: nn.Module) -> Root:
-    """A root of the curvature at the outputs.
+    """Return a root of the curvature at the outputs.
 
     Args:
         likelihood: ``Categorical``, ``Bernoulli``, ``Gaussian``, or one that has such a method.
@@ -57,7 +57,7 @@ _BYTES = 2**26
 
 
 def inputs_of(x: Any) -> tuple[Any, ...]:
-    """The inputs of a batch by position."""
+    """Return the inputs of a batch by position."""
     return x if isinstance(x, tuple) else (x,)
 
 
@@ -70,7 +70,7 @@ def gauss_newton(
     diagonal: bool,
     progress: bool = False,
 ) -> Tensor:
-    """The Gauss-Newton matrix of the summed negative log-likelihood.
+    """Return the Gauss-Newton matrix of the summed negative log-likelihood.
 
     Args:
         model: in evaluation mode.

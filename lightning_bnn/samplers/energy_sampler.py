@@ -47,7 +47,7 @@ class EnergySampler(Sampler):
             raise ValueError("`params` must be one group, since a trajectory moves all of them.")
 
     def moving(self) -> list[Tensor]:
-        """The parameters that the chains move."""
+        """Return the parameters that the chains move."""
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]
 
     def rows(self) -> Tensor:

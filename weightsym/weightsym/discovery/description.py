@@ -185,7 +185,7 @@ _KEEP_LOGITS = frozenset(
 
 
 def find_shift(results: list[Node], name_of: Callable[[Node], str | None]) -> SoftmaxShift | None:
-    """The layer that writes the logits, if only shape operations and softmax follow it.
+    """Return the layer that writes the logits, if only shape operations and softmax follow it.
 
     Its tensors must be used nowhere else, and all its outputs must see the same inputs.
 

@@ -301,7 +301,7 @@ def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int],
     expand_z: Sequence[int], summed: Sequence[int], unroll_dim: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The product of three tensors, each with new dimensions, summed over some of them."""
+    """Multiply three tensors, each with new dimensions, and sum over some of them."""
     operands = zip((x, y, z), (expand_x, expand_y, expand_z), strict=True)
     wide = []
     for tensor, dims in operands:

@@ -96,7 +96,7 @@ def exchanges(reading: Reading) -> Exchanges:
 
 
 def _neighbours(edges: Ints, identity: Hashes) -> Hashes:
-    """A hash of the multiset of neighbours of every vertex."""
+    """Hash the multiset of neighbours of every vertex."""
     h = np.zeros(len(identity), np.uint64)
     with np.errstate(over="ignore"):
         np.add.at(h, edges[:, 0], mix(edges[:, 2], identity[edges[:, 1]], 1))
