@@ -131,4 +131,4 @@ def test_an_engine_that_cannot_be_imported_is_named_once(monkeypatch, caplog):
     finally:
         engines.engines.cache_clear()
     (message,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert message.startswith("The engine nowhere.engines:Engine is left out")
+    assert message.startswith("The engine nowhere.engines:Engine is omitted")
