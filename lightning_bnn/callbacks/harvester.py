@@ -131,8 +131,7 @@ class CheckpointHarvester(Onlooker):
         from lightning_bnn.bank.writer import BankWriter
 
         self._started = True
-        if stack_of(pl_module) is None:
-            check_name(pl_module, self.module)
+        check_name(pl_module, self.module)
         # all processes take part in these two
         weights = _harvested_weights(trainer, pl_module, self.module, self.members)
         folder = log_folder(trainer)

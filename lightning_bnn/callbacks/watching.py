@@ -130,7 +130,11 @@ def candidates(root: nn.Module, name: str | None) -> list[tuple[str, nn.Module]]
 
 
 def check_name(root: nn.Module, name: str | None) -> None:
-    """Require a module with a submodule of this name."""
+    """Require a module with a submodule of this name, and with a choice of networks."""
+    if name is not None and stack_of(root) is not None:
+        raise RefusedArgument(
+            f"`module`: {type(root).__name__} has a single network; omit {name!r}."
+        )
     try:
         root.get_submodule(name or "")
     except AttributeError:
@@ -345,6 +349,7 @@ class SymmetryCallback(Onlooker):
         stack = stack_of(pl_module)
         if not trainer.is_global_zero:
             return
+        check_name(pl_module, self.module)
         if not self._active:
             self._switch_off("its weights are sharded across processes")
         elif stack is not None and stack.example:
@@ -352,7 +357,6 @@ class SymmetryCallback(Onlooker):
         elif stack is not None:  # a stream of batches: an example comes with the first of them
             self._before = {name: t.clone() for name, t in stack.weights.items()}
         elif not any(is_lazy(p) for p in pl_module.parameters()):
-            check_name(pl_module, self.module)
             self._before = {_plain_name(n): t.clone() for n, t in P.of(pl_module).items()}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:

@@ -322,7 +322,7 @@ class ClassParser(StrictParser, LightningArgumentParser):
             value: as typed, or as read from a file.
         """
         classes = tuple(_classes(hint))
-        others = {bool, int, float, str}.intersection(get_args(hint))
+        others = [kind for kind in (bool, int, float, str) if kind in get_args(hint)]
         for path in _class_paths(value) if classes else ():
             looks_like_one = "." in path or path[:1].isupper()
             if (looks_like_one or not others) and (problem := _problem(path, classes)):

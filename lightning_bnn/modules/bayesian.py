@@ -22,7 +22,6 @@ from lightning_bnn.calibration import Calibrated
 from lightning_bnn.harvest import ends
 from lightning_bnn.likelihoods import Categorical, Likelihood
 from lightning_bnn.methods import Batch, Method, Run, Transitions
-from lightning_bnn.methods.method import AS_IT_IS
 from lightning_bnn.metrics.validation import check_choice
 from lightning_bnn.modules import batches, checkpoints, fitting, prediction
 from lightning_bnn.modules.members import (
@@ -79,8 +78,6 @@ class Bayesian(L.LightningModule):
     >>> probabilities = module(torch.randn(5, 2))  # the mean over `eval_samples` networks
     >>> probabilities.shape, torch.allclose(probabilities.sum(-1), torch.ones(5))
     (torch.Size([5, 3]), True)
-    >>> len(module.posterior().modes())
-    2
     """
 
     configure_optimizers = fitting.configured_optimizers
@@ -291,6 +288,8 @@ class Bayesian(L.LightningModule):
         number = self.trainer.fit_loop.total_batch_idx
         examples = batch_for(self, batch, number)
         self.run.rows = self.run.rows or examples.example()
+        if number == 0:
+            fitting.warn_of_copies(self.likelihood, examples.inputs, examples.targets)
         if not self.automatic_optimization:
             fitting.transition(self)
             return None
@@ -355,7 +354,7 @@ class Bayesian(L.LightningModule):
     # ------------------------------------------------------------ the posterior
     def posterior(self) -> Posterior:
         """Return the current posterior, which does not change with further training."""
-        return prediction.posterior_for(self, AS_IT_IS)
+        return prediction.current_posterior(self)
 
     @property
     def has_own_posterior(self) -> bool:
@@ -378,13 +377,14 @@ class Bayesian(L.LightningModule):
         """
         return prediction.modes_of(self, samples)
 
-    def outputs(self, inputs: Sequence[Any], *batch: int) -> Tensor:
+    def outputs(self, inputs: Tensor | Sequence[Any], *batch: int) -> Tensor:
         """Return the outputs of networks in evaluation mode, ``(samples, batch, ...)``.
 
         Args:
-            inputs: of the network.
+            inputs: of the network, or its only input.
             *batch: index of the batch, which seeds the predictions.
         """
+        inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
         predict, inputs = prediction.predictor_of(self), self.cast(inputs)
         with (
             self.population.evaluation(self.training),

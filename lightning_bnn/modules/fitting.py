@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bnn._compat import log, trainer_of
 from lightning_bnn.harvest import ends, epochs_of
-from lightning_bnn.likelihoods import Dirichlet
+from lightning_bnn.likelihoods import Categorical, Dirichlet
 from lightning_bnn.methods import Fit, Method, Progress, Samples, Transitions
 from lightning_bnn.methods.health import finite_members
 from lightning_bnn.modules.members import (
@@ -174,6 +174,25 @@ def _fit(module: Bayesian) -> Fit:
 
 def _schedulers(module: Bayesian) -> tuple[Any, ...]:
     return tuple(config.scheduler for config in module.trainer.lr_scheduler_configs)
+
+
+def warn_of_copies(likelihood: Any, inputs: Sequence[Any], targets: Tensor) -> None:
+    """Warn of targets that are the input tokens themselves, without a shift by one.
+
+    Args:
+        likelihood: of the module.
+        inputs: of a batch.
+        targets: of the same batch.
+    """
+    if not isinstance(likelihood, Categorical) or likelihood.next_token:
+        return
+    ignored = targets == likelihood.ignore_index
+    alike = [x for x in inputs if isinstance(x, Tensor) and x.shape == targets.shape]
+    if any(bool(((x == targets) | ignored).all()) for x in alike):
+        rank_zero_warn(
+            "The targets equal the inputs, which a causal language model would learn to copy: "
+            "pass `likelihood=Categorical(next_token=True)`."
+        )
 
 
 # ------------------------------------------------------------ steps and epochs

@@ -288,12 +288,12 @@ def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[No
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         tensors, first = [x for x in inputs if isinstance(x, Tensor)], first_line(error).rstrip(".")
         if any(word in first for word in ("dtype", "scalar type", "Input type")):
             wrong = f"type {', '.join(str(x.dtype) for x in tensors)}: {first}"
             wrong += "" if all(x.is_floating_point() for x in tensors) else "; pass `x.float()`"
-        elif any(word in str(error) for word in ("shape", "size")):
+        elif any(word in str(error) for word in ("shape", "size", "Dimension")):
             wrong = f"shape {', '.join(str(tuple(x.shape)) for x in tensors)}: {first}"
         else:
             raise

@@ -23,6 +23,7 @@ from lightning_bnn.evaluation.evaluators import Evaluator, named_sets
 from lightning_bnn.extras import needed
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.methods import Purpose
+from lightning_bnn.methods.method import AS_IT_IS
 from lightning_bnn.modules.fitting import complete
 from lightning_bnn.modules.training_data import moved_by
 from lightning_bnn.posteriors import Empirical, Posterior, Predictor
@@ -182,13 +183,24 @@ def begin(module: Bayesian, evaluator: Evaluator | None = None) -> None:
 def _prepare(module: Bayesian) -> None:
     """Complete the posterior, and warn of untrained weights."""
     complete(module)
+    if instead := _instead_of_a_fit(module):
+        rank_zero_warn(f"{instead}; fit it, or pass the `ckpt_path` of a fit.")
+
+
+def _instead_of_a_fit(module: Bayesian) -> str:
+    """Describe the weights of a module that has not been fitted, or return an empty text."""
     drawn = "its members have their initial weights"
     instead = module.method.unfitted or (drawn if module.members > 1 else "")
-    if instead and not module.has_weights:
-        rank_zero_warn(
-            f"{type(module).__name__} has not been fitted: {instead}; fit it, or pass the "
-            "`ckpt_path` of a fit."
-        )
+    missing = instead and not module.has_weights
+    return f"{type(module).__name__} has not been fitted: {instead}" if missing else ""
+
+
+def current_posterior(module: Bayesian) -> Posterior:
+    """Make the posterior of a module that is being fitted or has been."""
+    instead = "" if module.fits_now else _instead_of_a_fit(module)
+    if instead:
+        raise ValueError(f"{instead}. Its posterior is that of a fit or a checkpoint.")
+    return posterior_for(module, AS_IT_IS)
 
 
 def begin_stage(module: Bayesian) -> None:

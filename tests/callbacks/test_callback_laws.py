@@ -310,6 +310,10 @@ def test_a_diverged_run_goes_on(tmp_path):
             "`bank` must be another folder than .* is in only one",
         ),
         (lambda p: fit(plain(), PermutationTau(module="x")), "no submodule 'x'; it has net"),
+        *(
+            (lambda p, c=c: fit(built(Stacked), c(module="nett")), "single network; omit 'nett'")
+            for c in (PermutationTau, PosteriorDoctor, CheckpointHarvester)
+        ),
         (lambda p: fit(plain(), ChainDiagnostics()), "Plain has none"),
         *(
             (lambda p, s=s: CheckpointHarvester("bank").load_state_dict(s), "checkpoint is damaged")

@@ -98,6 +98,7 @@ VALUES = [
     (f"fit -c good.yaml {NETWORK} torch.nn.Linear {NETWORK}.in_features -2 "
      f"{NETWORK}.out_features 3", "negative dimension -2"),
     ("fit -c good.yaml --model.optimizer.lr fast", "optimizer.lr", "float", "fast"),
+    ("fit -c good.yaml --model.optimizer torch.optim.AdamX", "`model.optimizer`", "'Adam'?"),
     ("fit -c good.yaml --model torch.nn.Linear", "torch.nn.Linear", "LightningModule"),
     ("fit -c good.yaml --model NoSuch", "there is no class 'NoSuch'"),
     ("fit -c good.yaml --model.init_args.members 0", "`members` must be at least 1, got 0."),

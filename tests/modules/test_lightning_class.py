@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 import pytest
 import torch
 from docstring_parser import parse
-from module_cases import OF_EACH_CLASS, made, network, same, saved, trainer
+from module_cases import OF_EACH_CLASS, Blobs, made, network, same, saved, trainer
 
 from lightning_bnn import methods
 from lightning_bnn.modules import MFVI, Bayesian, by_method, lightning_class
@@ -50,13 +50,17 @@ def test_arguments_are_those_of_the_method_and_of_every_module(name):
         assert module.hparams[argument] == settings[argument]
 
 
+@pytest.mark.filterwarnings("ignore:.* has ")
 @pytest.mark.parametrize("name", OF_EACH_CLASS)
-def test_modules_and_their_classes_can_be_pickled(name):
-    module = made(name, seed=3)
+def test_modules_can_be_pickled_after_predictions(name):
+    module, x = made(name, seed=3), torch.ones(2, 6)
     module.make_optimizer = torch.optim.Adam  # those of the cases are local functions
+    module.example_input_array = x
+    trainer().predict(module, Blobs(n=20))
     copied = pickle.loads(pickle.dumps(module))
     assert type(copied) is type(module)
     assert same(copied.state_dict(), module.state_dict())
+    assert torch.equal(copied(x), module(x))
 
 
 class Wider(MFVI):

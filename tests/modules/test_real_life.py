@@ -402,6 +402,13 @@ def test_a_prior_may_learn():
     assert module.prior.log_std != 0
 
 
+def test_deviations_may_underflow():
+    module = made("mfvi")
+    with torch.no_grad():
+        module.state.log_std[0, 0] = -110
+    trainer().validate(module, Blobs(), verbose=False)
+
+
 # ------------------------------------------------------------ reload
 @pytest.mark.bad_input
 def test_a_checkpoint_of_another_prior_is_warned_of_and_of_another_likelihood_refused(tmp_path):

@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from lightning_bnn import samplers
-from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.mc_dropout import with_dropout
 from lightning_bnn.modules import HMC, MFVI, MILE, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout
 
@@ -382,6 +382,38 @@ def test_networks_that_embed_take_whole_numbers(members):
         module(torch.zeros(2, 6))
 
 
+@pytest.mark.bad_input
+def test_labels_in_the_place_of_inputs_are_named():
+    with pytest.raises(ValueError, match=r"does not take inputs of shape \(10,\)"):
+        trainer(max_epochs=1).fit(made("map"), plain(Y, X))
+
+
+def test_the_only_input_may_be_a_tensor():
+    module, x = made("ensemble"), torch.randn(3, 6)
+    assert torch.equal(module.outputs(x), module.outputs((x,)))
+
+
+# ------------------------------------------------------------ tokens that are their own targets
+TOKENS = torch.randint(5, (30, 4), generator=torch.Generator().manual_seed(0))
+PADDED = TOKENS.masked_fill(TOKENS == 0, -100)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "targets", "times"),
+    [
+        (Categorical(), TOKENS, 1),
+        (Categorical(ignore_index=-100), PADDED, 1),
+        (Categorical(next_token=True), TOKENS, 0),
+        (Categorical(), TOKENS.roll(1, 1), 0),
+    ],
+)
+def test_a_language_model_that_would_copy_is_told_once(likelihood, targets, times):
+    net = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+    module = DeepEnsemble(net, likelihood=likelihood, members=2, optimizer=adam)
+    found = said("would learn to copy", trainer(max_epochs=2).fit, module, plain(TOKENS, targets))
+    assert len(found) == times
+
+
 # ------------------------------------------------------------ modules that were not fitted
 GIVEN_AS_IT_IS = {"map", "dropout", "tfb"}
 """One network, which the user may have trained."""
@@ -391,15 +423,21 @@ def unfitted(run, module):
     return said("has not been fitted", run, module, Blobs(n=20), verbose=False)
 
 
+@pytest.mark.filterwarnings("ignore:.* yet")
 @pytest.mark.parametrize("name", [*OF_EACH_CLASS, *sorted(GIVEN_AS_IT_IS)])
 def test_an_unfitted_module_says_so(name):
     run, module = trainer(max_epochs=1, limit_test_batches=1), made(name)
     found = unfitted(run.test, module)
     assert len(found) == (name not in GIVEN_AS_IT_IS)
     assert all(text.startswith(f"{type(module).__name__} has not been fitted: ") for text in found)
+    if found:
+        with pytest.raises(ValueError, match="has not been fitted"):
+            made(name).posterior()
     other = made(name)
     other.load_state_dict(module.state_dict(), strict=False)
     assert not unfitted(run.test, other)
+    other.example_input_array = torch.zeros(2, 6)
+    other.posterior()
 
 
 @pytest.mark.frames
