@@ -32,6 +32,7 @@ from torch.utils.data import (
 from lightning_bnn import samplers
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.methods.mc_dropout import with_dropout
+from lightning_bnn.models import mlp
 from lightning_bnn.modules import HMC, MFVI, MILE, SGHMC, SWAG, DeepEnsemble, Laplace, MCDropout
 
 LEARNED = Gaussian("learned")
@@ -385,7 +386,7 @@ def test_networks_that_embed_take_whole_numbers(members):
 @pytest.mark.bad_input
 def test_labels_in_the_place_of_inputs_are_named():
     with pytest.raises(ValueError, match=r"does not take inputs of shape \(10,\)"):
-        trainer(max_epochs=1).fit(made("map"), plain(Y, X))
+        trainer(max_epochs=1).fit(DeepEnsemble(mlp(6, [8], 3)), plain(Y, X))
 
 
 def test_the_only_input_may_be_a_tensor():
