@@ -28,7 +28,7 @@ TRAINING = {
     "predict": "predict with a posterior, and write the predictions to a file",
 }
 """The commands of LightningCLI."""
-EVERY = {**TRAINING, **COMMANDS}
+EVERY = {**dict.fromkeys(["demo", "presets"], ""), **TRAINING, **COMMANDS}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -40,6 +40,9 @@ class Commands(Script):
     """The console script of this package, with the commands of `weightsym` and of LightningCLI."""
 
     program, commands = "lightning-bnn", EVERY
+    headings = {
+        "demo": "begin", "fit": "train", "compare": "judge posteriors", "symmetries": "networks",
+    }  # fmt: skip
     resumed = "population", "demo"
 
     def module_of(self, name: str) -> str:

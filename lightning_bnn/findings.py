@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning_bnn
 from lightning_bnn.tables import Table
+from weightsym import Outcome
 from weightsym.files import draft_of, write_whole
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Findings:
         }
 
 
-def publish(findings: Findings, folder: Path) -> None:
+def publish(findings: Findings, folder: Path) -> Outcome:
     """Print the tables, and write them and the figures, see `write_findings`.
 
     Args:
@@ -83,10 +84,10 @@ def publish(findings: Findings, folder: Path) -> None:
         folder: for the files.
     """
     write_findings(findings, folder)
-    report(findings, folder)
+    return report(findings, folder)
 
 
-def report(findings: Findings, folder: Path) -> None:
+def report(findings: Findings, folder: Path) -> Outcome:
     """Print the tables, and name the folder with the files.
 
     Args:
@@ -95,6 +96,7 @@ def report(findings: Findings, folder: Path) -> None:
     """
     print(findings.text())
     print(f"\nwrote {folder.resolve()}")
+    return Outcome(findings.json())
 
 
 def write_findings(findings: Findings, folder: Path) -> None:

@@ -26,6 +26,7 @@ from lightning_bnn.plots.predictions import quantiles_figure, reliability_figure
 from lightning_bnn.predictions import numbers
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Cell, Table
+from weightsym import Outcome
 
 Test = tuple[dict[str, dict[str, float]], dict[str, Any]]
 """Numbers before and after calibration, and figures."""
@@ -49,7 +50,7 @@ def calibrate(
     samples: int = 100,
     seed: int = 0,
     out: str = "studies/calibrate",
-) -> None:
+) -> Outcome:
     """Calibrate a posterior on the validation data, and evaluate it on the test data.
 
     Reads a run (a folder written by `fit`), a checkpoint, a bank, or a folder of checkpoints; rows
@@ -91,7 +92,7 @@ def calibrate(
     folder = results_folder(out, "calibrate")
     settings = {**stored.origin, "config": str(config), "samples": samples, "seed": seed, **options}
     fitted.save(folder / "calibration.pt")
-    publish(_findings(fitted, predicted, settings), folder)
+    return publish(_findings(fitted, predicted, settings), folder)
 
 
 def _findings(calibration: Calibrated, predicted: Any, settings: dict[str, Any]) -> Findings:

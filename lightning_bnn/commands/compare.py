@@ -6,6 +6,7 @@ from typing import Literal
 
 from lightning_bnn.evaluation.compare import compare as compared
 from lightning_bnn.findings import report, results_folder
+from weightsym import Outcome
 
 
 def compare(
@@ -19,7 +20,7 @@ def compare(
     seed: int = 0,
     reference_is: Literal["trained", "sampled"] | None = None,
     out: str = "studies/compare",
-) -> None:
+) -> Outcome:
     """Compare any number of posteriors with a reference, in weights and in predictions.
 
     A posterior is a run (a folder written by `fit`), a checkpoint, a bank, or a folder of
@@ -53,4 +54,4 @@ def compare(
         reference, posteriors, data, protocol=protocol, samples=samples, ood=ood, score=score,
         seed=seed, reference_is=reference_is, out=out,
     )  # fmt: skip
-    report(findings, results_folder(out, "compare"))
+    return report(findings, results_folder(out, "compare"))

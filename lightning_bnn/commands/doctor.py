@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_bnn.evaluation.stored_posteriors import Location, StoredPosterior
 from lightning_bnn.metrics.convergence import LEAST
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
+from weightsym import Outcome
 from weightsym.files import read_settings
 from weightsym.params import Params, check_count
 
@@ -33,7 +34,7 @@ def doctor(
     data: str | None = None,
     samples: int = 20,
     out: str | None = None,
-) -> None:
+) -> Outcome:
     """Diagnose a posterior: what is wrong, why it matters, and what to do.
 
     Prints findings with their numbers. Faults make results wrong, warnings may do so, and notes
@@ -61,8 +62,7 @@ def doctor(
         print(report.text(), flush=True)
         if out is not None:
             print(f"\nwrote {report.write(Path(out))}")
-    if report.faults:
-        raise SystemExit(FAULTY)
+    return Outcome(asdict(report), FAULTY if report.faults else 0)
 
 
 def _check(evidence: Evidence, config: Path) -> None:

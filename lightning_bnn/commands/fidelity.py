@@ -26,6 +26,7 @@ from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import reference_names
 from lightning_bnn.references.shipped import is_gold, reference_location
 from lightning_bnn.tables import Cell, Measured, Table
+from weightsym import Outcome
 from weightsym.files import read_json
 
 LAWS = {"f_law": "function law", "ns_law": "NS law", "law": "law"}
@@ -58,7 +59,7 @@ def fidelity(
     samples: int = 100,
     seed: int = 0,
     out: str = "studies/fidelity",
-) -> None:
+) -> Outcome:
     """Score posteriors against a sampled one, closest first.
 
     A posterior is a run (a folder written by `fit`), a checkpoint, a bank, or a folder of
@@ -84,7 +85,7 @@ def fidelity(
     with one_thread():
         comparison = scored(reference, posteriors, folder, options).require_one()
         halves = scores_of_halves(location, Path(comparison.settings["config"]), options)
-    publish(_findings(reference, gold, comparison, halves, posteriors), folder)
+    return publish(_findings(reference, gold, comparison, halves, posteriors), folder)
 
 
 def options_for(samples: int, seed: int) -> Options:

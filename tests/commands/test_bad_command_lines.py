@@ -84,7 +84,7 @@ OPTIONS = [
     ("fit -c", "-c/--config"),
     ("presets digits_swga", "'digits_swga'", "'digits_swag'"),
     ("fitt", "'fitt'", "'fit'"),
-    ("nix", "there is no command 'nix'; choose from: fit"),
+    ("nix", "there is no command 'nix'; choose from: demo, presets, fit"),
     ("presets nix", "there is no preset 'nix'; `lightning-bnn presets`"),
     ("fit", "data", "model", "presets"),
 ]

@@ -80,6 +80,18 @@ def test_verdicts(name, files, capsys):
         assert re.search(r"^outputs on random inputs differ by \S+e-0[678]", out, re.M)
 
 
+@pytest.mark.parametrize("name", ["moved", "tuned"])
+def test_numbers_alone_are_those_of_the_file(name, files, tmp_path, capsys):
+    code, words, _ = CASES[name]
+    assert compared(files, name, "--json", "--out", tmp_path / "diff.json") == code
+    said = capsys.readouterr()
+    whole = json.loads((tmp_path / "diff.json").read_text())
+    assert json.loads(said.out) == {k: v for k, v in whole.items() if k != "version"}
+    assert all(text in said.err for text in words)
+    assert compared(files, name, "--quiet") == code
+    assert capsys.readouterr().out == ""
+
+
 def test_exit_codes_and_rounding_stay_what_they_are():
     assert (SAME, COPY, APART, UNKNOWN) == (0, 3, 4, 5)
     assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7

@@ -1,5 +1,7 @@
 """`lightning-bnn doctor` as a user calls it: runs, banks, folders, and what is none of them."""
 
+import json
+
 import pytest
 import torch
 import yaml
@@ -35,6 +37,9 @@ def test_a_bank_of_networks_that_know_nothing(tmp_path, capsys):
     assert "no_better_than_frequencies" in report.names()
     assert all(f.says in said for f in report.findings)
     assert report.facts["modes"] == 4
+    assert code_of("doctor", place, "--data", like, "--json") == FAULTY
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [finding["name"] for finding in found] == [f.name for f in report.findings]
 
 
 @pytest.mark.parametrize("method", ["HMC", "DeepEnsemble"])

@@ -16,6 +16,7 @@ from shell import code_of, failure
 from bnn_research.cli import Studies
 from lightning_bnn import cli
 from lightning_bnn.cli import TRAINING, main
+from weightsym import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCRIPTS = {"lightning-bnn": cli.Commands(), "bnn-research": Studies()}
@@ -47,6 +48,21 @@ def test_help_lists_the_arguments_of_the_function(name, capsys):
     group = hints.pop("architecture", None)
     options = [*hints, *(() if group is None else inspect.signature(group).parameters)]
     assert all(re.search(rf"^  (--)?{o}\b", text, re.M) for o in options if o != "return")
+    assert ("  --json" in text) == (hints["return"] is Outcome)
+
+
+def test_every_command_that_decides_or_measures_gives_its_numbers():
+    names = {n for n, (_, f) in FUNCTIONS.items() if typing.get_type_hints(f)["return"] is Outcome}
+    wanted = {"calibrate", "compare", "diff", "doctor", "fidelity", "scan"}
+    assert names == {f"lightning-bnn {name}" for name in wanted}
+
+
+def test_the_list_of_commands_begins_with_the_demo_under_headings(capsys):
+    lines = said(capsys, "--help").splitlines()
+    headings = [line.rstrip(":") for line in lines if line.endswith(":")]
+    assert headings == [*cli.Commands.headings.values()]
+    assert lines[lines.index("begin:") + 1].split()[0] == "demo"
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in cli.EVERY)
 
 
 @pytest.mark.e2e

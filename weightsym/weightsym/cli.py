@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import inspect
+import json
 import os
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +26,29 @@ COMMANDS = {
 """Commands, whose functions live in ``commands/<name>.py``."""
 _SEVERAL = {"sources": str, "weights": float}
 """Arguments with several words."""
+_FLAGS = {
+    "--json": "print all numbers as JSON; text goes to standard error",
+    "--quiet": "print no text",
+}
+"""Options of commands that return an `Outcome`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a command that decides or measures.
+
+    Attributes:
+        content: all numbers and settings, as plain data.
+        exit_code: of the process.
+    """
+
+    content: Mapping[str, Any]
+    exit_code: int = 0
+
+    def json(self) -> str:
+        """Return the content as JSON, with null for numbers that are not finite."""
+        plain = json.loads(json.dumps(self.content, default=str))
+        return str(imported("weightsym.files").json_text(plain))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -35,6 +61,8 @@ class Script:
 
     program = "weightsym"  # with underscores this is the name of the package
     commands: Mapping[str, str] = COMMANDS
+    headings: Mapping[str, str] = {}
+    """Headings in the list of commands, each by the first command below it."""
     resumed: Collection[str] = ()
     """Commands that continue from their last checkpoint."""
 
@@ -74,7 +102,14 @@ class Script:
             args: the whole command line.
         """
         command = getattr(imported(self.module_of(name)), name)
-        command(**_parsed(command, self.program, args[1:]))
+        flags = _FLAGS.keys() & set(args) if _has_outcome(command) else set()
+        arguments = _parsed(command, self.program, [a for a in args[1:] if a not in flags])
+        with _text_elsewhere(flags):
+            outcome = command(**arguments)
+        if "--json" in flags:
+            print(outcome.json())
+        if isinstance(outcome, Outcome) and outcome.exit_code:
+            raise SystemExit(outcome.exit_code)
 
     def _choose(self, name: str, args: Sequence[str]) -> None:
         if name in ("-h", "--help"):
@@ -92,9 +127,14 @@ class Script:
             self.run(name, args)
 
     def _usage(self) -> str:
-        rows = "\n".join(f"  {name:<15} {text}" for name, text in self.commands.items())
+        rows = "\n".join(
+            f"{self._heading(name)}  {name:<15} {text}" for name, text in self.commands.items()
+        )
         explains = f"`{self.program} COMMAND --help` explains one."
         return f"usage: {self.program} COMMAND ...\n\n{rows}\n\n{explains}"
+
+    def _heading(self, name: str) -> str:
+        return f"\n{self.headings[name]}:\n" if name in self.headings else ""
 
     def _fail(self, message: str) -> None:
         print(f"{self.program}: {message}", file=sys.stderr)
@@ -123,6 +163,22 @@ def imported(name: str) -> ModuleType:
             gc.enable()
 
 
+def _has_outcome(command: Callable[..., Any]) -> bool:
+    return typing.get_type_hints(command).get("return") is Outcome
+
+
+@contextlib.contextmanager
+def _text_elsewhere(flags: Collection[str]) -> Iterator[None]:
+    """Print text to standard error beside JSON, or nowhere."""
+    with contextlib.ExitStack() as stack:
+        if "--quiet" in flags:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        elif flags:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
 def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> dict[str, Any]:
     """Read the arguments of a command from the command line, or from files of ``--config``."""
     import docstring_parser
@@ -149,6 +205,8 @@ def _parsed(command: Callable[..., Any], program: str, args: Sequence[str]) -> d
     parser.add_function_arguments(command, as_positional=positional, skip=skip)
     if group is not None:
         parser.add_class_arguments(group)
+    for flag, text in _FLAGS.items() if _has_outcome(command) else ():
+        parser.add_argument(flag, action="store_true", help=text)
     if "name" in optional and args and not args[0].startswith("-"):
         args = ["--name", *args]  # a name may come first, whether it is needed or not
     options = vars(parser.parse_args(list(args)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weightsym import Difference, Fingerprint, Relation, barrier, discover, fingerprint, relation
+from weightsym.cli import Outcome
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fill, fit_all, shown
@@ -42,7 +43,7 @@ def diff(
     data: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
-) -> None:
+) -> Outcome:
     """Tell whether two networks are the same function, one was made from the other, or neither.
 
     Both are brought into one frame by everything that preserves their functions: gains of norms,
@@ -74,7 +75,7 @@ def diff(
     print(f"{a}\n{b}\n{_description(files[0])}\n", flush=True)
     if target is None and _are_equal(*files):
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
-        return
+        return Outcome({"verdict": "same function"})
     tensors = [{n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files]
     fill(model, tensors[0])
     model, (first, second) = fold_networks(model, tensors, *example)
@@ -96,14 +97,16 @@ def diff(
         "outputs": outputs,
         "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
         "examples": str(examples or ""),
+        "fingerprints": [p.code for p in prints],
+        "settings": {"a": a, "b": b, "method": method, "seed": architecture.seed},
     }
     print("\n".join([*_steps(evidence.difference), "", *_lines(evidence, numbers, prints)]))
+    content = _content(evidence, numbers)
     if target is not None:
-        settings = {"a": a, "b": b, "method": method, "seed": architecture.seed}
-        numbers |= {"fingerprints": [p.code for p in prints], "settings": settings}
-        print(_write(evidence, numbers, target))
-    if EXIT_CODES[verdict]:
-        raise SystemExit(EXIT_CODES[verdict])
+        stages, shares = evidence.difference.stages, evidence.shares
+        layers = {stage.name: stage.by_layer() for stage in stages}
+        print(write_report(target, content, lambda plots: plots.distances_figure(layers, shares)))
+    return Outcome(content, EXIT_CODES[verdict])
 
 
 def _description(file: FittedNetwork) -> str:
@@ -213,10 +216,9 @@ def _sentence(verdict: Verdict, rough: bool) -> str:
 
 
 # ------------------------------------------------------------ files
-def _write(evidence: Relation, numbers: Mapping[str, Any], target: Path) -> str:
-    """Write all numbers with a figure of distances and shares, and name both files."""
-    stages = {stage.name: stage.by_layer() for stage in evidence.difference.stages}
-    content = {
+def _content(evidence: Relation, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all numbers as plain data."""
+    return {
         **numbers,
         "stages": [{"name": s.name, "relative": s.relative, "layers": s.by_layer()}
                    for s in evidence.difference.stages],
@@ -225,5 +227,3 @@ def _write(evidence: Relation, numbers: Mapping[str, Any], target: Path) -> str:
         "p": {"exact": evidence.p_exact, "robust": evidence.p_robust, "close": evidence.p_close},
         "groups": [asdict(group) for group in evidence.groups],
     }  # fmt: skip
-    shares = evidence.shares
-    return write_report(target, content, lambda plots: plots.distances_figure(stages, shares))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import weightsym
 from weightsym import Symmetries, kinship, likeness, relation
+from weightsym.cli import Outcome
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fill, fit_all, shown, symmetries_in
 from weightsym.commands.reports import report_file, write_report
@@ -36,7 +37,7 @@ def scan(
     sketches: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
-) -> None:
+) -> Outcome:
     """Draw the family tree of the networks in a folder, or find the parents of one network.
 
     Every network is reduced to a few thousand numbers that no symmetry changes. Networks whose
@@ -69,15 +70,16 @@ def scan(
     print("\n".join(_lines(names, found, links, suspect)))
     for name, reason in shelf.others.items():
         print(f"left out: {name}: {reason}")
+    content = {
+        "networks": names,
+        "others": shelf.others,
+        "kinship": similar.tolist(),
+        "links": [vars(link) for link in found],
+        "families": [[names[k] for k in family] for family in families(len(names), links)],
+    }
     if target is not None:
-        content = {
-            "networks": names,
-            "others": shelf.others,
-            "kinship": similar.tolist(),
-            "links": [vars(link) for link in found],
-            "families": [[names[k] for k in family] for family in families(len(names), links)],
-        }
         print(write_report(target, content, lambda plots: _figure(plots, content, links)))
+    return Outcome(content)
 
 
 @dataclass(frozen=True)
