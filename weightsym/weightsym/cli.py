@@ -6,12 +6,10 @@ import contextlib
 import gc
 import importlib
 import inspect
-import json
 import os
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -31,24 +29,6 @@ _FLAGS = {
     "--quiet": "print no text",
 }
 """Options of commands that return an `Outcome`."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a command that decides or measures.
-
-    Attributes:
-        content: all numbers and settings, as plain data.
-        exit_code: of the process.
-    """
-
-    content: Mapping[str, Any]
-    exit_code: int = 0
-
-    def json(self) -> str:
-        """Return the content as JSON, with null for numbers that are not finite."""
-        plain = json.loads(json.dumps(self.content, default=str))
-        return str(imported("weightsym.files").json_text(plain))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -108,7 +88,7 @@ class Script:
             outcome = command(**arguments)
         if "--json" in flags:
             print(outcome.json())
-        if isinstance(outcome, Outcome) and outcome.exit_code:
+        if outcome is not None and outcome.exit_code:
             raise SystemExit(outcome.exit_code)
 
     def _choose(self, name: str, args: Sequence[str]) -> None:
@@ -164,7 +144,7 @@ def imported(name: str) -> ModuleType:
 
 
 def _has_outcome(command: Callable[..., Any]) -> bool:
-    return typing.get_type_hints(command).get("return") is Outcome
+    return command.__annotations__.get("return") == "Outcome"  # without its imports
 
 
 @contextlib.contextmanager

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from weightsym import Difference, Fingerprint, Relation, barrier, discover, fingerprint, relation
-from weightsym.cli import Outcome
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fill, fit_all, shown
-from weightsym.commands.reports import report_file, write_report
+from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import fold_networks
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs

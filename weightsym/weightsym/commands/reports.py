@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,23 @@ from weightsym.extras import MissingPackage, of_the_plug_in
 from weightsym.networks.files.drafts import draft_of, write_whole
 from weightsym.networks.files.loading import json_text
 from weightsym.networks.files.writing import check_path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a command that decides or measures.
+
+    Attributes:
+        content: all numbers and settings, as plain data.
+        exit_code: of the process.
+    """
+
+    content: Mapping[str, Any]
+    exit_code: int = 0
+
+    def json(self) -> str:
+        """Return the content as JSON, with null for numbers that are not finite."""
+        return json_text(json.loads(json.dumps(self.content, default=str)))
 
 
 def report_file(out: str | None, overwrite: bool) -> Path | None:

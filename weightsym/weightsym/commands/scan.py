@@ -13,10 +13,9 @@ from torch import Tensor
 
 import weightsym
 from weightsym import Symmetries, kinship, likeness, relation
-from weightsym.cli import Outcome
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fill, fit_all, shown, symmetries_in
-from weightsym.commands.reports import report_file, write_report
+from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import folding
 from weightsym.files import NetworkNames, draft_of, open_network, read_file, save_tensors
 from weightsym.matching.relation import Verdict
