@@ -35,6 +35,7 @@ RUNS = {
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
     "doctor": "doctor.py --seeds 1",
+    "distil": "distil.py",
 }
 """What writes each file; a row of `tables.py` shows it."""
 

@@ -1,6 +1,7 @@
 """How the pages show what was measured: for every file its rows as a table."""
 
 from collections.abc import Callable, Sequence
+from statistics import mean, stdev
 from typing import Any
 
 Row = dict[str, Any]
@@ -207,6 +208,27 @@ def vi_steps(rows: list[Row]) -> Table:
 
 
 # ------------------------------------------------------------ ratios
+@layout
+def distil(rows: list[Row]) -> Table:
+    """Means over seeds and their errors, one row for each way to predict."""
+    numbers = {
+        "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t", "ECE": "ece",
+        "AUROC by information": "mutual_information", "by entropy": "entropy", "cost": "ms",
+    }  # fmt: skip
+    table = [["predicts", *numbers]]
+    for who in every(rows, "who"):
+        cells = []
+        for number in numbers.values():
+            found = [r["value"] for r in rows if r["who"] == who and r["number"] == number]
+            if number == "ms":
+                cells.append(f"{min(found):.0f} ms")
+            else:
+                error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+                cells.append(f"{mean(found):.3f} ± {error:.3f}")
+        table.append([who, *cells])
+    return table
+
+
 @layout
 def ratios(rows: list[Row]) -> Table:
     return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]
