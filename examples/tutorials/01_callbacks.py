@@ -90,8 +90,9 @@ print("step", *tau.layers, sep="  ")
 for step, layers in [*tau.history[:3], tau.history[36], tau.history[-1]]:
     print(f"{step:4d}", *(f"{value:8.3f}" for value in layers), sep="  ")
 
-# %% [markdown] The order changes in the first steps, a little as long as the learning rate is high,
-# and no more after the rate has dropped (step 390). What follows for you:
+# %% [markdown]
+# The order changes in the first steps, a little as long as the learning rate is high, and no more
+# after the rate has dropped (step 390). What follows for you:
 #
 # - Where tau stays near 1, sorted networks of this run, and of other runs, may be compared weight
 #   by weight. Before that, a sorted position belongs to another unit every few steps.
@@ -110,9 +111,10 @@ print("step     mass  minimum  excess")
 for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
     print(f"{step:4d}  {mass:7.1f}  {minimum:7.1f}  {excess:5.1f} %")
 
-# %% [markdown] An excess of a few per cent is harmless. With a large or growing one, weight decay
-# acts on scales without influence on the function (`lightning_bnn.symmetry.min_mass` and `rescale`
-# give you the network at the minimum).
+# %% [markdown]
+# An excess of a few per cent is harmless. With a large or growing one, weight decay acts on scales
+# without influence on the function (`lightning_bnn.symmetry.min_mass` and `rescale` give you the
+# network at the minimum).
 #
 # ## PosteriorFigures: the same run, with symmetries and without
 #
@@ -127,9 +129,9 @@ folder = Path(trainer.log_dir)
 print(*sorted(path.name for path in (folder / "figures").iterdir()), sep="\n")
 shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories.png")
 
-# %% [markdown] On the left, weights grow. In the middle, the part of the growth that was scale is
-# gone. On the right a curve jumps when two units change places, and is calm after the learning rate
-# has dropped.
+# %% [markdown]
+# On the left, weights grow. In the middle, the part of the growth that was scale is gone. On the
+# right a curve jumps when two units change places, and is calm after the learning rate has dropped.
 
 # %% [markdown]
 # ## CheckpointHarvester: the weights themselves

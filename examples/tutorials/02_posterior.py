@@ -100,8 +100,9 @@ for name in ("ensemble", "VI"):
         total, inside, between = (part.mean() for part in parts)
         print(f"{name:9s} {which:22s} {total:5.2f} = {inside:15.2f} + {between:16.2f}")
 
-# %% [markdown] Both parts grow from clean digits to noisy ones and to noise. More data of that kind
-# only reduce the second part. Which digits does the ensemble find hard?
+# %% [markdown]
+# Both parts grow from clean digits to noisy ones and to noise. More data of that kind only reduce
+# the second part. Which digits does the ensemble find hard?
 
 # %%
 from matplotlib.figure import Figure
@@ -122,9 +123,10 @@ wrong = (ensemble(x).argmax(-1) != y)[order]
 print(f"errors among the 45 most uncertain digits: {wrong[:45].sum()}")
 print(f"errors among the 405 others: {wrong[45:].sum()}")
 
-# %% [markdown] Above, the eight test digits on which the networks disagree most, below those on
-# which they disagree least; over each image its label, and what the five networks say. The tenth of
-# the digits with the most disagreement has twice as many errors as all others together.
+# %% [markdown]
+# Above, the eight test digits on which the networks disagree most, below those on which they
+# disagree least; over each image its label, and what the five networks say. The tenth of the digits
+# with the most disagreement has twice as many errors as all others together.
 #
 # ## Notice inputs that are not digits
 #
@@ -162,8 +164,9 @@ panels = {
 }
 histograms_figure(panels, "mutual information", 30).savefig("mutual_information.png", dpi=100)
 
-# %% [markdown] Mutual information beats confidence in every pair of rows, and the ensemble and VI
-# beat one network by much. SWAG is worse than one network, which its accuracy and NLL do not show.
+# %% [markdown]
+# Mutual information beats confidence in every pair of rows, and the ensemble and VI beat one
+# network by much. SWAG is worse than one network, which its accuracy and NLL do not show.
 #
 # In the figure the digits are at the left, with little disagreement, before the threshold of your
 # alarm.
@@ -189,10 +192,10 @@ for name, module in posteriors.items():
     )
 calibration.figure().savefig("reliability_of_VI_on_validation_data.png", dpi=90)
 
-# %% [markdown] Three of the four were slightly too sure, and gain little. VI was far from sure
-# enough, and gains a quarter of its NLL: if you use variational inference, calibrate it. The sets
-# hold the truth about as often as promised, with less than one class on average, since some are
-# empty.
+# %% [markdown]
+# Three of the four were slightly too sure, and gain little. VI was far from sure enough, and gains
+# a quarter of its NLL: if you use variational inference, calibrate it. The sets hold the truth
+# about as often as promised, with less than one class on average, since some are empty.
 #
 # `calibration.save("calibration.pt")` keeps it ([calibration](../calibration.md)).
 

@@ -128,9 +128,10 @@ for text, six in (("as trained", stack), ("aligned", alignment.element(stack))):
     mean = {name: tensor.mean(0) for name, tensor in six.items()}
     print(f"accuracy of the mean, {text:10s}: {accuracy(network, mean):.3f}")
 
-# %% [markdown] Without alignment the mean guesses. Aligned, it predicts nearly as well as its
-# parts. (`average` and `lightning-bnn merge` do this in one call.) Convolutions, BatchNorm and
-# residual sums work in the same way; a channel that goes into BatchNorm may also change its *sign*.
+# %% [markdown]
+# Without alignment the mean guesses. Aligned, it predicts nearly as well as its parts. (`average`
+# and `lightning-bnn merge` do this in one call.) Convolutions, BatchNorm and residual sums work in
+# the same way; a channel that goes into BatchNorm may also change its *sign*.
 
 # %% [markdown]
 # ## A transformer
@@ -195,10 +196,11 @@ change = (params.apply(folded[0], mixed, x) - pair[0](x)).abs().max()
 print(f"weights have moved by {distance(first, mixed):.1f}")
 print("outputs are the same but for rounding:", bool(change < 1e-3))
 
-# %% [markdown] *block perm.* are the heads. *general* are eight 8 x 8 matrices: for each of four
-# heads one between queries and keys, and one between values and outputs. *orthogonal* are rotations
-# and reflections of the stream of 32 channels. Continuous symmetries are a tenth of all directions
-# in weight space.
+# %% [markdown]
+# *block perm.* are the heads. *general* are eight 8 x 8 matrices: for each of four heads one
+# between queries and keys, and one between values and outputs. *orthogonal* are rotations and
+# reflections of the stream of 32 channels. Continuous symmetries are a tenth of all directions in
+# weight space.
 #
 # `match` knows permutations only. `match_all` also applies matrices; it compares weights or, with
 # `by="activations"`, what the networks compute on a few batches.
@@ -229,9 +231,10 @@ for ax, (title, lines) in zip(figure.subplots(1, 2), panels.items(), strict=True
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 figure.savefig("loss_between_networks.png", dpi=100)
 
-# %% [markdown] Permutations bring the weights closer and leave the barrier as high as it was. With
-# matrices and rotations it falls to a quarter or less. Matching by activations ends lower although
-# the distance is larger. (On other pairs the order of the last two may differ;
+# %% [markdown]
+# Permutations bring the weights closer and leave the barrier as high as it was. With matrices and
+# rotations it falls to a quarter or less. Matching by activations ends lower although the distance
+# is larger. (On other pairs the order of the last two may differ;
 # [alignment](../results/alignment.md#pairs-of-transformers) has means over ten pairs.)
 #
 # [Symmetries](../symmetry.md) has the functions, [what discovery finds](../discovery.md) the

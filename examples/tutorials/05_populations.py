@@ -66,11 +66,11 @@ print("share of networks whose first weight is the larger one:")
 for text, pairs in forms.items():
     print(f"{text:18s} {(pairs[:, 0] > pairs[:, 1]).double().mean():.3f}")
 
-# %% [markdown] On the left nearly all networks lie on a ring, which is symmetric about the dashed
-# diagonal: units 1 and 2 can be exchanged, so that every solution is there twice. In the middle,
-# hidden units are scaled to the same norm: a part of the ring was scale. On the right the units are
-# sorted as well, and each solution is there once. With 16 units there would be 16! = 2 x 10^13
-# copies.
+# %% [markdown]
+# On the left nearly all networks lie on a ring, which is symmetric about the dashed diagonal: units
+# 1 and 2 can be exchanged, so that every solution is there twice. In the middle, hidden units are
+# scaled to the same norm: a part of the ring was scale. On the right the units are sorted as well,
+# and each solution is there once. With 16 units there would be 16! = 2 x 10^13 copies.
 #
 # ## A population of your own network
 #
@@ -91,8 +91,9 @@ after = CheckpointBank("digits", mode="r")
 same = all(torch.equal(tensor, after[7][name]) for name, tensor in before.items())
 print(after, "- network 7 is what it was:", same)
 
-# %% [markdown] The same call continues after a crash. So start with hundreds, and add thousands
-# later, on Ray or Slurm if one machine is too slow ([scale](../scale.md)).
+# %% [markdown]
+# The same call continues after a crash. So start with hundreds, and add thousands later, on Ray or
+# Slurm if one machine is too slow ([scale](../scale.md)).
 #
 # ## Predictions without holding them
 #
@@ -117,8 +118,8 @@ print(
     f"of all together: {together:.3f}; better than it: {(found.accuracy > together).sum()} of 500"
 )
 
-# %% [markdown] The mean of all is at the upper end. The few networks above it may be lucky on 450
-# digits.
+# %% [markdown]
+# The mean of all is at the upper end. The few networks above it may be lucky on 450 digits.
 #
 # ## How many networks are worth averaging?
 #
@@ -150,8 +151,9 @@ ax.set_xticks(sizes, sizes)
 ax.set(xlabel="networks that are averaged", ylabel="NLL, mean ± deviation")
 figure.savefig("groups_of_networks.png", dpi=100)
 
-# %% [markdown] Most of the gain is there with five networks, and hardly any is left from twenty on.
-# The spread falls further: with five networks the result still depends on which five.
+# %% [markdown]
+# Most of the gain is there with five networks, and hardly any is left from twenty on. The spread
+# falls further: with five networks the result still depends on which five.
 #
 # ## Are they different networks?
 #

@@ -149,10 +149,11 @@ ax.set_axis_off()
 figure.colorbar(image, label="information, nats")
 figure.savefig("what_the_networks_disagree_about.png", dpi=100)
 
-# %% [markdown] Words with one meaning are certain; `the` and `to` have no label. Words with two
-# meanings are uncertain without a deciding word before, and less so with one. So is the new word
-# `zebra` in one of two places. Not every new word is: all networks share the untrained weights, and
-# can be wrong together.
+# %% [markdown]
+# Words with one meaning are certain; `the` and `to` have no label. Words with two meanings are
+# uncertain without a deciding word before, and less so with one. So is the new word `zebra` in one
+# of two places. Not every new word is: all networks share the untrained weights, and can be wrong
+# together.
 #
 # ## Uncertain sentences
 #

@@ -129,7 +129,7 @@ def _check_kinds(likelihood: Any, of_teacher: Any, softening: float) -> None:
 
 # ------------------------------------------------------------ what is learned
 def moments_of(likelihood: Any, outputs: Tensor, softening: float = 1.0) -> Tensor:
-    r"""Return what determines the loss of a network that learns from others.
+    r"""Return the statistics of the teachers' outputs that determine a student's loss.
 
     For numbers these are mean and variance of the mixture; for classes its probabilities and, last,
     the mutual information between class and network.

@@ -110,7 +110,7 @@ def trace_graphs(
 
 
 def _training_graph(model: nn.Module, inputs: Inputs) -> tuple[Graph | None, Inputs, str]:
-    """Return the graph in training, the inputs that it was traced with, and why it is missing."""
+    """Return the graph in training, its inputs, and the reason if it cannot be traced."""
     reason = ""
     try:
         model.train()

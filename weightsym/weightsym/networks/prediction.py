@@ -80,7 +80,7 @@ def apply_in_place(model: nn.Module, params: Params, *x: Any, chunk_size: int | 
 
 @contextmanager
 def _own_buffers(model: nn.Module, params: Params) -> Iterator[Params]:
-    """Copy the buffers that training mode may change, and let modules keep the copies."""
+    """Copy the buffers that training mode may change, then store the copies in ``params``."""
     is_training = any(m.training and m._buffers for m in model.modules())
     names = [name for name, _ in model.named_buffers() if name in params] if is_training else []
     copies = {name: params[name].clone() for name in names}

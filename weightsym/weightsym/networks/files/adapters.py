@@ -118,7 +118,7 @@ class Adapter:
             if found := _PARTS.fullmatch(name):
                 parts.setdefault(found["module"], {})[found["part"]] = tensor
             elif "lora_" in name:
-                raise ValueError(f"{path}: {key!r} is of a kind of adapter that is not read.")
+                raise ValueError(f"{path}: {key!r} belongs to an unsupported kind of adapter.")
             else:
                 plain[name] = tensor
         layers = {name: _layer(path, name, part, config) for name, part in parts.items()}
