@@ -86,6 +86,19 @@ def test_streamed_equals_whole(name, dtype, suffix, tmp_path, monkeypatch):
     assert any(far)  # what is matched to nothing is another average
 
 
+def test_large_networks_are_matched_to_the_mean_of_the_others(tmp_path, monkeypatch, capsys):
+    name = f"{__name__}.Tied"
+    paths, _ = copies(name, tmp_path, torch.float32, ".safetensors")
+    how, apart = ["--network", name, "--input", NETWORKS[name][2]], {}
+    for large, method in ((2**26, "joint"), (0, "joint"), (0, "reference"), (0, "plain")):
+        monkeypatch.setattr(command, "_LARGE", large)
+        main(["merge", *paths, *how, "--method", method])
+        out = capsys.readouterr().out
+        apart[large, method] = float(out.split("distance to the average: ")[-1].split()[-1])
+    assert apart[0, "joint"] < apart[2**26, "joint"] * 1.01
+    assert apart[0, "joint"] <= apart[0, "reference"] < 0.9 * apart[0, "plain"]
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_matrices_act_one_tensor_at_a_time(name, tmp_path, monkeypatch):
     paths, sym = copies(name, tmp_path, torch.float32, ".safetensors")

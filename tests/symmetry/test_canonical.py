@@ -216,6 +216,21 @@ def test_copies_of_units_are_exchangeable(permutation):
     is_canonical(model, x, sym, params, {"permutation": permutation})
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_signs_of_ties_are_those_of_a_complete_sort(most, monkeypatch):
+    """Also where the numbers that decide are among the first, or not."""
+    net = nn.Sequential(lin(9, 6), nn.Tanh(), lin(6, 2))
+    sym, draws = discover(net, torch.randn(2, 9)), torch.randn(50, 6, 9, generator=seeded(4))
+    stack = {**P.populate(net, 50), "0.weight": draws.round()}
+    whole = canonical_scales_and_signs(stack, sym, None)[1][0]
+    up, down = draws.round().amax(-1), -draws.round().amin(-1)
+    assert (up == down).any()
+    assert torch.equal(whole[up != down], (up - down).sign()[up != down])
+    monkeypatch.setattr("weightsym.forms.scales_and_signs._EXTREMES", most)
+    monkeypatch.setattr("weightsym.forms.scales_and_signs._AT_ONCE", 4)
+    assert torch.equal(canonical_scales_and_signs(stack, sym, None)[1][0], whole)
+
+
 def test_ties_of_units_with_many_weights():
     """A million float32 weights lie closer together than rounding separates any two of them."""
     net = layers(nn.ReLU, 1400, 1400, 1400, layer=functools.partial(lin, bias=False))

@@ -105,6 +105,18 @@ def test_the_functions_stay_what_they_were(pair):
     for before, after in ((a, found.a), (b, found.b)):
         assert output_error(model, before, after, inputs) < 1e-10
     assert output_error(model, found.a, found.b, inputs) > 0.1
+    codes = [fingerprint(params, sym).code for params in (a, b)]
+    assert [each.code for each in found.fingerprints] == codes
+    assert codes[0] != codes[1]
+
+
+def test_outputs_of_large_networks_are_compared_one_tensor_at_a_time(pair, monkeypatch):
+    model, _, a, b = pair
+    inputs = random_inputs(torch.randn(3, 6).double())
+    small, itself = (output_error(model, params, b, inputs) for params in (a, b))
+    monkeypatch.setattr("weightsym.matching.interpolation._LARGE", 0)
+    assert output_error(model, a, b, inputs) == pytest.approx(small, rel=1e-9)
+    assert small > 0.1 > itself == output_error(model, b, b, inputs) == 0
 
 
 def test_steps_explain_what_was_done(pair):

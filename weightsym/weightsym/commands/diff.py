@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym import Difference, Fingerprint, Relation, barrier, discover, fingerprint, relation
+from weightsym import Difference, Fingerprint, Relation, barrier, discover, relation
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fill, fit_all, shown
@@ -82,7 +82,7 @@ def diff(
     sym = discover(model, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
     evidence = relation(*networks, sym, method=method, seed=architecture.seed)
-    prints = [fingerprint(params, sym) for params in networks]
+    prints = evidence.difference.fingerprints
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
     inputs = random_inputs(*example, seed=architecture.seed)
     outputs = output_error(model, *networks, inputs)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from weightsym.discovery import discover
 from weightsym.groups.symmetries import Symmetries
-from weightsym.networks.forward import Inputs, on_network, outputs
+from weightsym.networks.forward import Inputs, on_network, outputs, structural_copy
 from weightsym.params import Params, of
 
 
@@ -57,7 +57,7 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
             f"The norm {others[0]!r} cannot be folded: only linear maps may read it, with weights "
             "of their own, and with a bias if the norm has one."
         )
-    return _without_gains(model, folds)
+    return _without_gains(copy.deepcopy(model), folds)
 
 
 def fold_networks(
@@ -100,7 +100,7 @@ def folding(
         same network for this module.
     """
     folds, _ = _folds_of(model, Inputs(example, named))
-    folded = _without_gains(model, folds)
+    folded = _without_gains(_shared_copy(model), folds)
     names = list(of(folded))
 
     def fold(network: Params) -> Params:
@@ -189,7 +189,7 @@ def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]
     norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
     if not norms:
         return [], []
-    with_gains = copy.deepcopy(model).eval()
+    with_gains = _shared_copy(model).eval()
     for name, norm in norms.items():
         if norm.offset:
             _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
@@ -204,10 +204,16 @@ def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]
     return folds, others
 
 
+def _shared_copy(model: nn.Module) -> nn.Module:
+    """Copy a network, of which the copy shares the weights unless they are on the meta device."""
+    is_empty = any(p.is_meta for p in model.parameters())
+    return copy.deepcopy(model) if is_empty else structural_copy(model)
+
+
 def _filled(model: nn.Module, params: Params) -> nn.Module:
     """Fill the weights of a network that are on the meta device."""
     named = model.named_parameters()
-    new = {id(p): nn.Parameter(params[n].clone(), p.requires_grad) for n, p in named if p.is_meta}
+    new = {id(p): nn.Parameter(params[n], p.requires_grad) for n, p in named if p.is_meta}
     return copy.deepcopy(model, new) if new else model
 
 
@@ -224,15 +230,12 @@ def _after(params: Params, folds: Sequence[_Fold]) -> Params:
 
 
 @torch.no_grad()
-def _without_gains(model: nn.Module, folds: Sequence[_Fold]) -> nn.Module:
-    """Copy a network with the gains of its norms folded into linear maps."""
-    folded = copy.deepcopy(model)
-    new = _after(dict(model.named_parameters()), folds)
+def _without_gains(folded: nn.Module, folds: Sequence[_Fold]) -> nn.Module:
+    """Fold the gains of the norms of a network into linear maps."""
+    new = _after(dict(folded.named_parameters()), folds)
     for name in {n for fold in folds for r in fold.readers for n in (r, _bias_of(r))} & new.keys():
-        if name in dict(folded.named_parameters()):
-            folded.get_parameter(name).copy_(new[name])
-        else:
-            folded.get_submodule(name.rpartition(".")[0]).bias = nn.Parameter(new[name])
+        owner, _, leaf = name.rpartition(".")
+        setattr(folded.get_submodule(owner), leaf, nn.Parameter(new[name]))
     for fold in folds:
         _remove_gain(folded, fold.name, fold.norm.plain)
     _leave_fused_kernels(folded)

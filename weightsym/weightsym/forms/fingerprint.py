@@ -100,7 +100,17 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     """
     check_one_network(params, sym, "params")
     check_finite(params, sym)
-    least, attained = at_least_mass(params, sym, mixing=True)
+    return fingerprint_of(*at_least_mass(params, sym, mixing=True), sym)
+
+
+def fingerprint_of(least: Params, attained: Tensor, sym: Symmetries) -> Fingerprint:
+    """Return the fingerprint of a network that has the least mass.
+
+    Args:
+        least: result of `at_least_mass`, over matrices, too.
+        attained: whether finite scales reach it.
+        sym: result of `discover`.
+    """
     norms = _norms(least, sym)
     floor = sum(norms.values()) / (10 * max(len(norms), 1)) or 1.0  # rounding is small beside it
     logs = [math.log(norm + floor) for norm in norms.values()]

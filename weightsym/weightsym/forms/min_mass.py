@@ -223,7 +223,8 @@ def _jointly(
     scales, matrices = state.elements(before)
     reached = gap, iteration, state.dead(), state.attained
     falling = _falling(state.terms, sym)
-    return MinMass(before, state.terms.value, tuple(scales), *reached, tuple(matrices), falling)
+    mass, minimum = before + state.still, state.terms.value + state.still
+    return MinMass(mass, minimum, tuple(scales), *reached, tuple(matrices), falling)
 
 
 class _Balance:
@@ -233,7 +234,14 @@ class _Balance:
         self.sym, self.tolerance = sym, tolerance
         self.groups = [k for k, g in enumerate(sym.linear) if g.kind == "general"]
         offset = is_stacked(params, sym.shapes)
-        weights = {n: params[n].detach().double() for n in sym.weights if n in params}
+        moved = {n for group in (*sym.scalings, *sym.linear) for n in sym.moved_by(group)}
+        weights = {n: params[n].detach() for n in sym.weights if n in params}
+        moved = moved & weights.keys() or set(weights)
+        shape = (len(next(iter(weights.values()))), -1) if offset else (-1,)
+        still = [w.reshape(shape) for n, w in weights.items() if n not in moved]
+        norms = [torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64).square() for w in still]
+        self.still = torch.stack(norms).sum(0) if norms else torch.zeros(())
+        weights = {n: w.double() for n, w in weights.items() if n in moved}
         check_squares(weights)
         self.given = weights if offset else {n: w[None] for n, w in weights.items()}
         like = next(iter(self.given.values()))
@@ -302,7 +310,8 @@ class _Balance:
         for k in self.groups:
             a, b = sides(self.moving, self.sym, self.sym.linear[k])
             excess = excess + torch.linalg.eigvalsh(a @ a.mT - b @ b.mT).abs().sum((-1, -2))
-        return torch.where(self.terms.value > 0, 2 * excess / self.terms.value, 0)
+        mass = self.terms.value + self.still
+        return torch.where(mass > 0, 2 * excess / mass, 0)
 
     def dead(self) -> Tensor:
         """Count the units and spaces that cannot be balanced."""

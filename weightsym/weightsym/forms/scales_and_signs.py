@@ -30,6 +30,7 @@ from weightsym.params import Params
 
 Scaling = Literal["unit-norm", "unit-std", "min-mass"]
 _ROUNDING = 64  # units in the last place
+_EXTREMES, _AT_ONCE = 64, 2**16  # numbers that are compared before all, of as many at once
 _log = logging.getLogger(__name__)
 
 
@@ -190,10 +191,28 @@ def _sign_of_largest(
     """
     rows = unit_rows(params, sym, placement, w)
     up, down = rows.amax(-1), -rows.amin(-1)
-    sign = _signs((up - down)[..., None], torch.maximum(up, down).amax(-1))[..., 0]
+    largest = torch.maximum(up, down).amax(-1)
+    sign = _signs((up - down)[..., None], largest)[..., 0]
+    if bool((sign == 0).any()):
+        apart = _signs(_extremes(rows, True) + _extremes(rows, False), largest)
+        sign = _first_sign(apart)
     if bool((sign == 0).any()):
         sign = torch.where(sign == 0, _sign_of_all(params, sym, group, placement, rows), sign)
     return torch.where(sign < 0, -1.0, 1.0).to(rows)
+
+
+def _extremes(rows: Tensor, largest: bool) -> Tensor:
+    """Return the first numbers of sorted rows, which mostly spare a sort of all."""
+
+    def some(part: Tensor) -> Tensor:
+        return part.topk(min(_EXTREMES, part.shape[-1]), largest=largest).values
+
+    return some(torch.cat([some(part) for part in rows.split(_AT_ONCE, -1)], -1))
+
+
+def _first_sign(signs: Tensor) -> Tensor:
+    first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
+    return torch.take_along_dim(signs, first, -1)[..., 0]
 
 
 def _sign_of_all(
@@ -209,8 +228,7 @@ def _sign_of_all(
     if _inputs_have_an_order(sym, placement):
         parts.append(rows)
     signs = torch.cat([_signs(weights, weights.abs().amax((-1, -2))) for weights in parts], -1)
-    first = (signs != 0).to(torch.uint8).argmax(-1, keepdim=True)
-    return torch.take_along_dim(signs, first, -1)[..., 0]
+    return _first_sign(signs)
 
 
 def _signs(values: Tensor, largest: Tensor) -> Tensor:

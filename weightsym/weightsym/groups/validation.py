@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weightsym.groups.placements import complex_matrices
 from weightsym.groups.symmetries import Group, LinearGroup, ShiftGroup, Symmetries
+from weightsym.networks.devices import pieces
 from weightsym.params import is_stacked
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -131,7 +132,9 @@ def check_finite(params: Mapping[str, Tensor], sym: Symmetries, name: str = "par
 def _sum(w: Tensor) -> Tensor:
     """Return the sum of a floating-point tensor, and zero for others, which are always finite."""
     wide = torch.promote_types(w.dtype, torch.float32)
-    return w.sum(dtype=wide) if w.is_floating_point() else w.new_zeros((), dtype=torch.float32)
+    if not w.is_floating_point():
+        return w.new_zeros((), dtype=torch.float32)
+    return torch.stack([part.sum(dtype=wide) for part in pieces(w)]).sum()
 
 
 def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:
@@ -156,7 +159,8 @@ def check_squares(
     for tensor in tensors:
         w = params[tensor]
         wide = torch.promote_types(w.dtype, torch.float32)
-        total = float(torch.linalg.vector_norm(w, dtype=wide).square())
+        norms = [torch.linalg.vector_norm(part, dtype=wide) for part in pieces(w)]
+        total = float(torch.stack(norms).square().sum())
         if not math.isfinite(total):
             raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {wide}.")
         survive = survive or total >= torch.finfo(wide).tiny

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from weightsym.forms.canonical import balanced_together
-from weightsym.forms.fingerprint import at_least_mass
+from weightsym.forms.fingerprint import Fingerprint, at_least_mass, fingerprint_of
 from weightsym.forms.scales_and_signs import canonical_scales_and_signs
 from weightsym.groups.actions import act, compose
 from weightsym.groups.elements import identity, random_permutations
@@ -88,6 +88,7 @@ class Difference:
             finds without knowing the places of units.
         agreeing: by group of permutations, how many units what comes before them and what follows
             match alike; groups whose weights cannot be parted are left out.
+        fingerprints: of both networks, see `fingerprint`.
 
     >>> from weightsym import params as P
     >>> from torch import nn
@@ -104,6 +105,7 @@ class Difference:
     b: Params = field(repr=False)
     permutations: tuple[Tensor, ...] = field(repr=False)
     agreeing: Mapping[int, int] = field(repr=False)
+    fingerprints: tuple[Fingerprint, ...] = field(default=(), repr=False)
 
     @property
     def rest(self) -> float:
@@ -157,23 +159,28 @@ def difference(
         check_finite(params, sym, name)
     if not any(group.units > 1 for group in sym.permutations):
         raise ValueError("`sym` must have units that can be exchanged, and this network has none.")
-    (moving, _), (goal, _) = at_least_mass(a, sym), at_least_mass(b, sym)
+    least = [at_least_mass(w, sym) for w in (a, b)]
+    (moving, _), (goal, _) = least
     steps = [_Step("as stored", a, b, identity(sym))]
     if sym.scalings or sym.shifts:
         steps.append(_Step("least mass", moving, goal, identity(sym)))
     ends = _Search(sym, method, seed).in_order(moving, goal)
     matched = _closest(ends)
-    steps.append(_closest([matched, matched._replace(a=moving, permutations=identity(sym))]))
-    walk = Walk(a, b, sym)
+    steps.append(_closest([matched, replace(matched, a=moving, permutations=identity(sym))]))
+    if any(group.rescales for group in sym.linear):
+        least = [at_least_mass(w, sym, mixing=True) for w in (a, b)]
+    prints = tuple(fingerprint_of(*each, sym) for each in least)
+    walk = Walk(least[0][0], least[1][0], sym)
     if sym.linear:
         steps.append(_mixed(steps[-1], ends, walk))
     stages = tuple(_stage(step) for step in steps)
     last, orders = steps[-1], tuple(matched.permutations)
-    return Difference(stages, last.a, last.b, orders, walk.agreeing)
+    return Difference(stages, last.a, last.b, orders, walk.agreeing, prints)
 
 
 # ------------------------------------------------------------ steps
-class _Step(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Step:
     """Both networks after a step, and how the units of the first one have moved."""
 
     name: str
@@ -181,7 +188,7 @@ class _Step(NamedTuple):
     b: Params
     permutations: Sequence[Tensor]
 
-    @property
+    @cached_property
     def apart(self) -> float:
         """Squared distance of all weights."""
         return float(distance(self.a, self.b, self._names)) ** 2
@@ -248,15 +255,15 @@ class _Search:
             signs = steady_signs(goal, sym)
             steady = act(goal, sym, {"signs": signs})
             for candidate in sign_choices(start.a, sym):
-                end = self._matched(start._replace(a=candidate, b=steady), signs=True)
+                end = self._matched(replace(start, a=candidate, b=steady), signs=True)
                 end = self._fitted(end)
-                yield end._replace(a=act(end.a, sym, {"signs": signs}), b=goal)
+                yield replace(end, a=act(end.a, sym, {"signs": signs}), b=goal)
         yield self._fitted(self._matched(start))
 
     def _fitted(self, best: _Step) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""
         for _ in range(_ROUNDS if self.sym.signs else 0):
-            flipped = best._replace(a=fitted_signs(best.a, best.b, self.sym))
+            flipped = replace(best, a=fitted_signs(best.a, best.b, self.sym))
             again = [self._matched(flipped, signs=True)] if best.is_small else []
             before, best = best.apart, _closest([best, flipped, *again])
             if best.settled or best.apart >= before:
@@ -266,7 +273,7 @@ class _Search:
     def _matched(self, step: _Step, signs: bool = False) -> _Step:
         matched = match(step.a, step.b, self.sym, method=self.method, signs=signs, seed=self.seed)
         moved = compose(step.permutations, matched.permutations, self.sym)
-        return step._replace(a=matched.element(step.a), permutations=moved)
+        return replace(step, a=matched.element(step.a), permutations=moved)
 
 
 def _mixed(best: _Step, ends: Sequence[_Step], walk: Walk) -> _Step:
@@ -279,27 +286,27 @@ def _mixed(best: _Step, ends: Sequence[_Step], walk: Walk) -> _Step:
     sym = walk.sym
 
     def starts() -> Iterator[_Step]:
-        yield best._replace(a=walk.moving, b=walk.goal)
+        yield replace(best, a=walk.moving, b=walk.goal)
         goal, beside = balanced_together([best.b, best.a], sym, "min-mass")
-        best_beside = best._replace(a=beside, b=goal)
+        best_beside = replace(best, a=beside, b=goal)
         yield best_beside
         for k, end in enumerate(ends):
             (alone,) = balanced_together([end.a], sym, "min-mass")
-            yield from (best_beside._replace(a=w) for w in sign_choices(alone, sym)[k : k + 1])
+            yield from (replace(best_beside, a=w) for w in sign_choices(alone, sym)[k : k + 1])
 
     def mixed() -> Iterator[_Step]:
         for start in starts():
-            end = _with_matrices(start._replace(name="channels mixed"), sym)
+            end = _with_matrices(replace(start, name="channels mixed"), sym)
             yield end
             if sym.signs:
-                flipped = end._replace(a=fitted_signs(end.a, end.b, sym))
+                flipped = replace(end, a=fitted_signs(end.a, end.b, sym))
                 yield _with_matrices(flipped, sym)
 
     return _closest(_until_settled(mixed()))
 
 
 def _with_matrices(step: _Step, sym: Symmetries) -> _Step:
-    return step._replace(a=match_all(step.a, step.b, sym).element(step.a))
+    return replace(step, a=match_all(step.a, step.b, sym).element(step.a))
 
 
 # ------------------------------------------------------------ distances

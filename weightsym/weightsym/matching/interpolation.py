@@ -10,25 +10,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.arguments import is_number
 from weightsym.groups.validation import check_named_tensors
 from weightsym.matching.repair import Repairs, check_whole, reestimated
 from weightsym.networks.batch_norms import batch_norms
-from weightsym.networks.comparison import OutputComparison, perturbed, tolerance_of
+from weightsym.networks.comparison import OutputComparison, perturb_, perturbed, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
+    as_real,
+    called_in_turn,
+    in_precision,
     in_precision_of,
     in_runnable_precision,
     on_network,
     outputs,
+    structural_copy,
+    tensors_of,
 )
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, of
 
 Loss = Callable[[Any, Any], Tensor]
 Statistics = Literal["as-is", "re-estimated", "repaired"]
+_LARGE = 2**25
+"""Numbers of a network whose outputs are computed with one tensor in double precision at a time."""
 
 
 def interpolate(a: Params, b: Params, weight: float) -> Params:
@@ -195,7 +202,7 @@ def random_inputs(*example: Any, draws: int = 16, seed: int = 0) -> list[Inputs]
 
     Args:
         *example: inputs that the network takes.
-        draws: how many inputs.
+        draws: how many inputs; one where nothing is drawn.
         seed: of the numbers.
     """
 
@@ -204,8 +211,9 @@ def random_inputs(*example: Any, draws: int = 16, seed: int = 0) -> list[Inputs]
             return x
         return torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
-    every = []
-    for k in range(draws):
+    every, leaves = [], tree_leaves(example)
+    floats = any(isinstance(x, Tensor) and x.is_floating_point() for x in leaves)
+    for k in range(draws if floats else 1):
         generator = keyed_generator(seed, "inputs", k)
         every.append(tree_map(draw, Inputs(example)))
     return every
@@ -229,4 +237,28 @@ def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -
         old, wrong, new = (outputs(network, in_precision_of(of(network), p), x) for p in ways)
         return OutputComparison.between(old, wrong, tolerance_of(b)).error(new)
 
-    return max(in_runnable_precision(model, on_network(model, x), error) for x in inputs)
+    def error_in_turn(network: nn.Module, x: Inputs) -> float:
+        dtype = next((p.dtype for p in network.parameters()), None)
+
+        def returned(params: Params, size: float = 0.0) -> list[Tensor]:
+            def read(name: str) -> Tensor:
+                t = in_precision(params[name], dtype).clone()
+                return perturb_(name, t, size) if size else t
+
+            found = called_in_turn(structural_copy(network), read, x)
+            return [as_real(t) for t in tensors_of(found)]
+
+        old, wrong, new = returned(b), returned(b, 0.3), returned(a)
+        return OutputComparison.between(old, wrong, tolerance_of(b)).error(new)
+
+    is_large = sum(t.numel() for t in b.values()) > _LARGE
+    network, how = (_without_weights(model), error_in_turn) if is_large else (model, error)
+    return max(in_runnable_precision(network, on_network(model, x), how) for x in inputs)
+
+
+def _without_weights(model: nn.Module) -> nn.Module:
+    """Copy a network with parameters on the meta device."""
+    weights: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()
+    }
+    return copy.deepcopy(model, weights)

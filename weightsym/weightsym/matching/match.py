@@ -305,7 +305,7 @@ class _OrderSearch:
             self._ascend("ascent from activations", start)
         if joint and not bool(self.sure.all()):
             self._jointly(first)
-        if SMALL < plan.size <= LARGE:
+        if SMALL < plan.size <= LARGE and not bool(self.sure.all()):
             ascent = self._ascent(torch.arange(self.members), exact=True)
             ascent.stand(self.element)
             ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS)

@@ -13,8 +13,8 @@ from weightsym.groups.element import Element
 from weightsym.networks.devices import at_least_single
 
 K = TypeVar("K", bound=Hashable)
-_KEPT = 2**28  # bytes of each kind that are held at once
-_AT_ONCE = 2**24  # numbers that are converted at once
+_KEPT = 2**27  # bytes of each kind that are held at once
+_AT_ONCE = 2**21  # numbers that are converted at once
 
 
 class Recent(dict[K, Tensor]):

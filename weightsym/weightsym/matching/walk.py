@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weightsym.forms.fingerprint import at_least_mass
 from weightsym.groups.actions import act, multiply_sides
 from weightsym.groups.placements import LinearGroup, Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
@@ -28,9 +27,9 @@ def fixed_points(order: Tensor) -> int:
 class Walk:
     """Two networks whose groups are matched one by one, by tensors that come before each.
 
-    Both have the least mass, so that matrices are rotations. What follows a group then judges how
-    its units were matched: by the cosines of its units with each other, which nothing behind them
-    changes.
+    Both must have the least mass, so that matrices are rotations. What follows a group then judges
+    how its units were matched: by the cosines of its units with each other, which nothing behind
+    them changes.
 
     Attributes:
         moving: the first network, as far as it has been brought to the second one.
@@ -40,8 +39,7 @@ class Walk:
     """
 
     def __init__(self, a: Params, b: Params, sym: Symmetries) -> None:
-        (moving, _), (goal, _) = (at_least_mass(w, sym, mixing=True) for w in (a, b))
-        self.sym, self.moving, self.goal = sym, dict(moving), goal
+        self.sym, self.moving, self.goal = sym, dict(a), b
         self.inside = SpaceMap(sym).contained
         self.sources: dict[Node, frozenset[str]] = {}
         self.agreeing: dict[int, int] = {}

@@ -21,6 +21,7 @@ __all__ = [
     "free_memory",
     "has_float64",
     "kept_on",
+    "pieces",
     "precise",
     "random_numbers",
     "remember_randomness",
@@ -100,6 +101,20 @@ def widest(device: torch.device) -> torch.dtype:
     comparisons) computes on the CPU, see `where_precise`.
     """
     return torch.float64 if has_float64(device) else torch.float32
+
+
+_AT_ONCE = 2**22
+
+
+def pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return a large tensor in parts, which are converted with little memory.
+
+    Args:
+        tensor: of any shape; one that does not lie in order is returned whole.
+    """
+    if tensor.numel() <= _AT_ONCE or not tensor.is_contiguous():
+        return (tensor,)
+    return tensor.flatten().split(_AT_ONCE)
 
 
 def where_precise(tensor: Tensor) -> Tensor:

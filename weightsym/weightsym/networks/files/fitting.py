@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from weightsym.networks.devices import pieces
 from weightsym.networks.files.names import NetworkNames, Renaming, find_names
 from weightsym.networks.files.stored import StoredNetwork
 
@@ -97,7 +98,8 @@ def are_finite(tensor: Tensor) -> bool:
     (True, False)
     """
     wide = torch.promote_types(tensor.dtype, torch.float32)
-    return math.isfinite(float(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all())
+    total = sum(float(part.sum(dtype=wide)) for part in pieces(tensor))
+    return math.isfinite(total) or bool(torch.isfinite(tensor).all())
 
 
 def fit(
