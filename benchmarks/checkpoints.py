@@ -1,15 +1,15 @@
 """Commands on folders of Hugging Face at the size of real checkpoints: CPU time and memory.
 
 python benchmarks/checkpoints.py [--shapes 62M 124M] [--commands symmetries match] [--folder PATH]
+    [--record docs/benchmarks/checkpoints.json]
 
 For every shape three folders of random weights are written, one tensor at a time: A; B, which is A
 with 5 % noise in another frame; and C, which has nothing to do with A. Every command is a process
-of its own. Memory is the most that is anonymous: pages of files do not count.
+of its own. Memory is the most that is anonymous: pages of files do not count. A record keeps the
+rows that it has of other shapes and commands, since large ones take long.
 """
 
-import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from record import Record, parsed, parser
 
 from weightsym import Element, discover, random_mixings, random_permutations
 from weightsym import params as P
@@ -52,40 +53,30 @@ _NOISE, _SHARD = 0.05, 2**30
 
 def main():
     """Write the folders, run the commands, and print one row for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["62M", "124M"], choices=SHAPES)
-    parser.add_argument("--commands", nargs="+", default=[*COMMANDS], choices=COMMANDS)
-    parser.add_argument("--mixing", action="store_true", help="B is also mixed by matrices")
-    parser.add_argument("--folder", help="where to write; removed afterwards if it is not given")
-    options = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--shapes", nargs="+", default=["62M", "124M"], choices=SHAPES)
+    made.add_argument("--commands", nargs="+", default=[*COMMANDS], choices=COMMANDS)
+    made.add_argument("--mixing", action="store_true", help="B is also mixed by matrices")
+    made.add_argument("--folder", help="where to write; removed afterwards if it is not given")
+    options = parsed(made)
     folder = Path(options.folder or tempfile.mkdtemp())
-    found = {}
-    print(
-        "| shape | parameters | command | exit | CPU s | anonymous MB |\n|---|---|---|---|---|---|"
-    )
+    record = Record(options)
+    if options.record and options.record.is_file():
+        new = {(shape, name) for shape in options.shapes for name in options.commands}
+        rows = json.loads(options.record.read_text())["rows"]
+        record.rows += [row for row in rows if (row["shape"], row["command"]) not in new]
     try:
         for shape in options.shapes:
             count = written(shape, folder / shape, options)
             for name in options.commands:
                 code, seconds, peak = measured(COMMANDS[name], folder / shape, options.mixing)
-                found.setdefault(name, []).append((count, seconds, peak))
-                row = [shape, count, name, code, f"{seconds:.1f}", f"{peak / 1e6:.0f}"]
-                print(f"| {' | '.join(map(str, row))} |", flush=True)
+                labels = {"shape": shape, "parameters": count, "command": name, "exit": code}
+                record.value("CPU s", seconds, **labels)
+                record.value("anonymous MB", peak / 1e6, **labels)
+                record.write()
     finally:
         if not options.folder:
             shutil.rmtree(folder)
-    for name, rows in found.items():
-        if len(rows) > 1:
-            time_slope, memory_slope = slope(rows, 1), slope(rows, 2)
-            print(f"{name}: CPU s ~ parameters^{time_slope:.2f}, memory ^{memory_slope:.2f}")
-
-
-def slope(rows, column):
-    """The slope of a line through the logarithms."""
-    x = torch.tensor([math.log(row[0]) for row in rows], dtype=torch.float64)
-    y = torch.tensor([math.log(max(row[column], 1e-9)) for row in rows], dtype=torch.float64)
-    x = x - x.mean()
-    return float(x @ y / (x @ x))
 
 
 # ------------------------------------------------------------ folders

@@ -1,5 +1,7 @@
 """How the pages show what was measured: for every file its rows as a table."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -97,6 +99,25 @@ def discovery(rows: list[Row]) -> Table:
         cells += [f"{peak / 2**20:.0f} MiB", f"{peak / size:.1f} x", f"{taken:.1f}"]
         table.append([network, *cells, digits(taken / numbers * 1e6)])
     return [*table, goals]
+
+
+@layout
+def checkpoints(rows: list[Row]) -> Table:
+    """Time and memory of each command by shape, and their slopes in the number of parameters."""
+    sizes = sorted({(row["parameters"], row["shape"]) for row in rows})
+    table = [["CPU s, peak of memory", *(shape for _, shape in sizes), "slopes"]]
+    for command in every(rows, "command"):
+        mine = [row for row in rows if row["command"] == command]
+        cells, points = list[str](), list[tuple[float, float, float]]()
+        for size, shape in sizes:
+            numbers = [float(row["value"]) for row in mine if row["shape"] == shape]
+            cells.append(f"{digits(numbers[0])} s, {numbers[1] / 1e3:.1f} GB" if numbers else "-")
+            points += [(size, *numbers)] if numbers else []
+        logs = [[math.log(number) for number in column] for column in zip(*points, strict=True)]
+        ways = logs[1:] if len(points) > 1 else []
+        slopes = [f"{statistics.linear_regression(logs[0], y).slope:.2f}" for y in ways]
+        table.append([f"`{command}`", *cells, ", ".join(slopes)])
+    return table
 
 
 @layout
