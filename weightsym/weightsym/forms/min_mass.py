@@ -234,7 +234,8 @@ class _Balance:
         self.sym, self.tolerance = sym, tolerance
         self.groups = [k for k, g in enumerate(sym.linear) if g.kind == "general"]
         offset = is_stacked(params, sym.shapes)
-        moved = {n for group in (*sym.scalings, *sym.linear) for n in sym.moved_by(group)}
+        moved = {n for group in sym.scalings for n in sym.moved_by(group)}
+        moved |= {n for group in sym.linear for n in sym.moved_by(group)}
         weights = {n: params[n].detach() for n in sym.weights if n in params}
         moved = moved & weights.keys() or set(weights)
         shape = (len(next(iter(weights.values()))), -1) if offset else (-1,)
