@@ -39,7 +39,7 @@ def scan(
 ) -> Outcome:
     """Draw the family tree of the networks in a folder, or find the parents of one network.
 
-    Every network is reduced to a few thousand numbers that no symmetry changes. Networks whose
+    Every network is reduced to thousands of numbers that no symmetry changes. Networks whose
     numbers agree most, beyond what all networks of the folder have in common, are then compared in
     full, as `weightsym diff` compares them. Which of two relatives came first is not said. Networks
     of another architecture are named and left out. Nothing in the files is executed.
