@@ -420,7 +420,7 @@ class Bayesian(L.LightningModule):
 
     def calibrate(
         self,
-        datamodule: Any,
+        data: Any,
         method: str | None = None,
         alpha: int | float = 0.1,
         score: str | None = None,
@@ -430,7 +430,8 @@ class Bayesian(L.LightningModule):
         """Calibrate the predictions, and make sets or intervals with a guaranteed coverage.
 
         Args:
-            datamodule: its validation data are predicted.
+            data: a datamodule, whose validation data are predicted; a loader, or a tuple of
+                tensors ``(inputs, targets)``, of examples that were not trained on.
             method: for classes ``"temperature"`` (the default) or ``"vector"``; for numbers
                 ``"spread"`` or ``"moments"``.
             alpha: rate at which a set or an interval may miss the truth.
@@ -440,7 +441,7 @@ class Bayesian(L.LightningModule):
             held_out: fraction of these data for sets and numbers, not used in the fit.
         """
         options = {"alpha": alpha, "score": score, "by_class": by_class, "held_out": held_out}
-        return prediction.calibrate(self, datamodule, method, **options)
+        return prediction.calibrate(self, data, method, **options)
 
     # ------------------------------------------------------------ validation, test, prediction
     def on_validation_epoch_start(self) -> None:

@@ -38,6 +38,8 @@ __all__ = ["Prediction", "Predictive"]
 
 _SHOWN = ("acc", "nll", "rmse")
 """Numbers of a validation in the progress bar."""
+_ROWS = 1000
+"""Examples of a table that are predicted at a time."""
 
 
 class Prediction(NamedTuple):
@@ -259,20 +261,21 @@ def _log(module: Bayesian, name: str) -> None:
 
 # ------------------------------------------------------------ calibration
 @torch.no_grad()
-def calibrate(module: Bayesian, datamodule: Any, method: str | None, **options: Any) -> Calibrated:
-    """Predict the validation data, and fit a calibrator to the predictions.
+def calibrate(module: Bayesian, data: Any, method: str | None, **options: Any) -> Calibrated:
+    """Predict held-out data, and fit a calibrator to the predictions.
 
     Args:
         module: that predicts.
-        datamodule: what has the validation data.
+        data: a datamodule with validation data, a loader, or inputs and targets.
         method: name of the calibrator, by default the first that fits the likelihood.
         **options: of `lightning_bnn.calibration.calibrated`.
     """
     method = method_of(module.likelihood, method)
-    loaders = [_whole(loader) for loader in validation_loaders(datamodule)]
-    if module.data.batches(module) is None:  # some methods complete their posterior by them
-        module.data.source = datamodule
-    move = moved_by(module, datamodule)
+    loaders = [_whole(loader) for loader in _held_out(data)]
+    trains = hasattr(data, "train_dataloader")
+    if trains and module.data.batches(module) is None:  # some methods complete their posterior
+        module.data.source = data
+    move = moved_by(module, data)
     parts: list[Any] = []
     begin(module)
     try:
@@ -283,9 +286,32 @@ def calibrate(module: Bayesian, datamodule: Any, method: str | None, **options: 
     finally:
         module.stage = PredictionStage()
     if not parts:
-        raise ValueError(f"The validation data of {type(datamodule).__name__} are empty.")
+        raise ValueError(f"The held-out data of {type(data).__name__} are empty.")
     options_of_all: dict[str, Any] = {"seed": module.seed, "module": module, **options}
     return calibrated(parts[0].joined(parts), method, **options_of_all)
+
+
+def _held_out(data: Any) -> list[Any]:
+    """Return the loaders of held-out data, or batches of tensors."""
+    if isinstance(data, tuple) and len(data) > 1 and all(isinstance(t, Tensor) for t in data):
+        sizes = {len(t) for t in data}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"`data` must have as many targets as inputs, got {', '.join(map(str, sizes))}."
+            )
+        return [zip(*(t.split(_ROWS) for t in data), strict=True)]
+    if callable(getattr(data, "val_dataloader", None)):
+        return validation_loaders(data)
+    if hasattr(data, "whole"):
+        raise ValueError(
+            "`data` is a loader whose batches its datamodule prepares: pass the datamodule."
+        )
+    if isinstance(data, (tuple, nn.Module, Tensor)) or not hasattr(data, "__iter__"):
+        raise ValueError(
+            "`data` must be a datamodule with a `val_dataloader`, a loader or a tuple of tensors "
+            f"(inputs, targets), got a {type(data).__name__}."
+        )
+    return [data]
 
 
 def _whole(loader: Any) -> Any:

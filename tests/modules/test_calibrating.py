@@ -107,6 +107,17 @@ def test_numbers_get_intervals(noise, score, tmp_path):
     assert found.figure().axes
 
 
+def test_tensors_and_loaders_calibrate_as_the_datamodule_does(fitted):
+    module, data = fitted
+    inputs, labels = data.splits.val
+    loader = DataLoader(TensorDataset(inputs, labels), batch_size=7)
+    wanted = module.calibrate(data, alpha=0.3).probs(inputs)
+    for given in ((inputs, labels), loader):
+        torch.testing.assert_close(module.calibrate(given, alpha=0.3).probs(inputs), wanted)
+    shuffled = module.calibrate((inputs, labels.roll(1)), alpha=0.3).probs(inputs)
+    assert not torch.allclose(shuffled, wanted)
+
+
 # ------------------------------------------------------------ what is refused
 class Without(Blobs):
     """Data of which nothing is held out."""
@@ -140,7 +151,10 @@ def test_what_calibration_refuses(fitted, tmp_path):
             lambda: module.calibrate(Without()),
             r"no validation data \(`val_size` is 0\): give it some",
         ),
-        (lambda: module.calibrate(alone.loader), "must have a `val_dataloader`, got a DataLoader"),
+        (lambda: module.calibrate(3), r"or a tuple of tensors \(inputs, targets\), got a int"),
+        (lambda: module.calibrate((torch.zeros(4, 6), [0] * 4)), "inputs, targets.* got a tuple"),
+        (lambda: module.calibrate((torch.zeros(4, 6), torch.zeros(3).long())), "as many targets"),
+        (lambda: module.calibrate(data.val_dataloader()), "whose batches its datamodule prepares"),
         (lambda: module.calibrate(data, "platt"), "`method` must be one of temperature"),
         (lambda: module.calibrate(data, held_out=1), "`held_out` must be between 0 and 1"),
         (lambda: module.calibrate(alone), "at least 2 validation examples, got 1"),
