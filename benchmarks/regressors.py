@@ -41,7 +41,12 @@ def table(name):
 def ours(method, options, epochs, seed, x, y, test, target):
     """Mean, standard deviation and interval of test targets, and their log-densities."""
     options = {"members": 10, "prior_std": 1.0, "eval_samples": 10 * DRAWS} | options
-    model = BnnRegressor(method, HIDDEN, epochs, options=options, random_state=seed).fit(x, y)
+    settings = {
+        "learning_rate": None if method == "MILE" else 0.01,
+        "batch_size": None if method == "MILE" else 32,
+    }
+    settings |= {"options": options, "random_state": seed, "conformal": None}
+    model = BnnRegressor(method, HIDDEN, epochs, **settings).fit(x, y)
     return *model.predict(test, return_std=True, intervals=0.9), model.log_prob(test, target)
 
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
         mean_band,
         quantile_band,
     )
+    from lightning_bnn.calibration.cross_conformal import (
+        cross_conformal_intervals,
+        cross_conformal_sets,
+    )
 
 __all__ = [
     "Calibrated",
@@ -34,6 +38,8 @@ __all__ = [
     "calibrated",
     "conformal_intervals",
     "conformal_sets",
+    "cross_conformal_intervals",
+    "cross_conformal_sets",
     "fit_spread",
     "fit_temperature",
     "fit_vector",

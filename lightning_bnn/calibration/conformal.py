@@ -106,7 +106,7 @@ def _warn(ranks: Tensor, sizes: Tensor, alpha: int | float) -> None:
     which = "" if len(sizes) == 1 else f" in {short} of {len(sizes)} groups"
     warnings.warn(
         f"An error rate of {alpha:g} needs {need} calibration examples, there are fewer{which} "
-        f"({int(sizes.min())}): prediction sets then hold everything.",
+        f"({int(sizes.min())}): sets then hold all classes, and intervals are infinite.",
         UserWarning,
         stacklevel=3,
     )
@@ -414,7 +414,7 @@ def conformal_intervals(
     """
     check_between("alpha", alpha)
     check_finite(targets, "targets")
-    band, targets = _checked(band), targets.double()
+    band, targets = checked_band(band), targets.double()
     if targets.shape != band.low.shape:
         raise ValueError(
             f"`targets` must have shape {tuple(band.low.shape)}, got {tuple(targets.shape)}."
@@ -423,7 +423,7 @@ def conformal_intervals(
     quantile = conformal_quantiles(scores, alpha)
 
     def intervals(new: Band) -> Intervals:
-        new = _checked(new)
+        new = checked_band(new)
         width = quantile.to(new.low) * new.scale
         low, high = new.low - width, new.high + width
         middle = (low + high) / 2
@@ -433,8 +433,12 @@ def conformal_intervals(
     return intervals
 
 
-def _checked(band: Band) -> Band:
-    """Finite numbers in float64, the scale positive."""
+def checked_band(band: Band) -> Band:
+    """Require finite numbers and a positive scale, and return them in float64.
+
+    Args:
+        band: of any examples.
+    """
     for name, values in band._asdict().items():
         check_finite(values, f"band.{name}")
     if not band.low.shape == band.high.shape == band.scale.shape or not band.low.ndim:

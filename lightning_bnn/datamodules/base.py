@@ -56,6 +56,7 @@ class TensorLoader:
         rank, world_size: which process of how many this is.
         orders: index of an order for each member; every batch is then a `MemberBatch` in which each
             member has its own order and augmentation. By default all share one.
+        rows: indices of the examples of each member, ``(members, examples)``; by default all.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class TensorLoader:
         rank: int = 0,
         world_size: int = 1,
         orders: Sequence[int] | None = None,
+        rows: Tensor | None = None,
     ) -> None:
-        self.inputs, self.targets = inputs, targets
+        self.inputs, self.targets, self.rows = inputs, targets, rows
         self.batch_size, self.seed, self.training, self.draw = batch_size, seed, training, draw
         self.rank, self.world_size = rank, world_size
         self.orders = None if orders is None else list(orders)
@@ -80,7 +82,7 @@ class TensorLoader:
     @property
     def dataset(self) -> Tensor:
         """An object whose length is the number of examples, for Lightning."""
-        return self.inputs
+        return self.inputs if self.rows is None else self.rows[0]
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
@@ -111,7 +113,7 @@ class TensorLoader:
 
     def whole(self) -> TensorLoader:
         """Return a loader of all examples of all processes, in order, without augmentation."""
-        return TensorLoader(self.inputs, self.targets, self.batch_size, self.seed)
+        return TensorLoader(self.inputs, self.targets, self.batch_size, self.seed, rows=self.rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in this epoch."""
@@ -130,17 +132,20 @@ class TensorLoader:
     def _share(self) -> int:
         """Return the number of examples of this process in an epoch."""
         if self.training:
-            return -(-len(self.inputs) // self.world_size)
-        return len(range(self.rank, len(self.inputs), self.world_size))
+            return -(-len(self.dataset) // self.world_size)
+        return len(range(self.rank, len(self.dataset), self.world_size))
 
     def _order(self) -> Tensor:
         """Return rows in the order of this epoch, one line for each of several orders."""
-        n = len(self.inputs)
+        n = len(self.dataset)
         if not self.training:
-            return torch.arange(self.rank, n, self.world_size)
+            share = torch.arange(self.rank, n, self.world_size)
+            return share if self.rows is None else self.rows[:, share]
         if self.orders is None:
             return self._rows_here(torch.randperm(n, generator=self._generator(-1)))
         orders = [torch.randperm(n, generator=self._generator(-1, order)) for order in self.orders]
+        if self.rows is not None:
+            orders = [rows[order] for rows, order in zip(self.rows, orders, strict=True)]
         return torch.stack([self._rows_here(order).int() for order in orders])  # half the memory
 
     def _rows_here(self, order: Tensor) -> Tensor:
@@ -235,6 +240,7 @@ class DataModule(L.LightningDataModule, ABC):
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     augmentation: CropFlip | None = None
+    rows: Tensor | None = None
 
     def __init__(
         self,
@@ -318,6 +324,7 @@ class DataModule(L.LightningDataModule, ABC):
             rank=rank,
             world_size=world_size,
             orders=self.orders if training and not overfit else None,
+            rows=self.rows if training else None,
         )
 
     def _placed(self, examples: Examples) -> Examples:
@@ -355,11 +362,21 @@ class DataModule(L.LightningDataModule, ABC):
 
 
 class InMemory(DataModule):
-    """Examples in an order determined by the seed alone."""
+    """Examples in an order determined by the seed alone.
 
-    def __init__(self, examples: Examples, batch_size: int, seed: int) -> None:
-        super().__init__(batch_size=batch_size, seed=seed)
-        self.examples = examples
+    Args:
+        examples: inputs and targets.
+        batch_size: number of examples in a training batch.
+        seed: determines the order.
+        rows: indices of the examples of each member, ``(members, examples)``; by default all
+            members share all.
+    """
+
+    def __init__(
+        self, examples: Examples, batch_size: int, seed: int, rows: Tensor | None = None
+    ) -> None:
+        super().__init__(batch_size, seed=seed, orders=None if rows is None else len(rows))
+        self.examples, self.rows = examples, rows
 
     def load(self) -> Splits:
         return Splits(train=self.examples, val=None, test=self.examples)
