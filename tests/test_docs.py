@@ -34,7 +34,7 @@ from lightning_bnn.commands.presets import preset_names, preset_text
 from weightsym import cli as core
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-QUICK = "docs/doctor.md", "docs/metrics.md", "docs/studies.md"
+QUICK = "docs/metrics.md", "docs/studies.md"
 """Pages whose code takes less than a second."""
 SITE = {name: script(f"website/{name}") for name in ("hooks", "reference", "readable")}
 SCRIPTS = {"lightning-bnn": cli, "weightsym": core, "bnn-research": research}
