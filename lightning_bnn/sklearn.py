@@ -515,13 +515,14 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         """Both ends of intervals, conformal ones if rows calibrate them."""
         held = self._held
         if held is None:
-            band = quantile_band(*predictions.components(), alpha)
+            means, stds = predictions.components()
+            low, high, _ = quantile_band(means, stds, alpha)
         else:
             by_fold = [predictions] if held.count == 1 else self._by_fold(rows, held.count)
             known = Band(*map(held.of_row, _bands(held.predictions)))
             rule = cross_conformal_intervals(known, held.targets, held.folds, alpha)
-            band = rule(_bands(by_fold))
-        return [self._targets(band.low), self._targets(band.high)]
+            low, high = rule(_bands(by_fold))
+        return [self._targets(low), self._targets(high)]
 
     def sample(
         self, X: ArrayLike, n: int | None = None, random_state: Any = None  # noqa: N803
