@@ -83,8 +83,8 @@ class Distillation(DeepEnsemble):
         targets = self.targets(batch)
         imitation = Imitation(run.likelihood, self.softening)
         quiet = Run(run.network, imitation, run.num_data, run.chunk_size)
-        known = Batch(batch.inputs, targets, batch.per_member, batch.number)
-        losses = super().losses(state, known, quiet)
+        moments = Batch(batch.inputs, targets, batch.per_member, batch.number)
+        losses = super().losses(state, moments, quiet)
         run.evaluated += quiet.evaluated
         return losses
 
@@ -99,8 +99,8 @@ class Distillation(DeepEnsemble):
         if not batch.per_member:
             return moments_of(teacher.likelihood, teacher.outputs(inputs), self.softening)
         flat = tuple(x.flatten(0, 1) if isinstance(x, Tensor) else x for x in inputs)
-        found = moments_of(teacher.likelihood, teacher.outputs(flat), self.softening)
-        return found.unflatten(0, batch.targets.shape[:2])
+        rows = moments_of(teacher.likelihood, teacher.outputs(flat), self.softening)
+        return rows.unflatten(0, batch.targets.shape[:2])
 
     def _teacher(self) -> Any:
         if self.teacher is None:
@@ -213,5 +213,5 @@ def _log_share(likelihood: Dirichlet, logits: Tensor, probs: Tensor, information
     entropy = torch.special.entr(mean.exp()).sum(-1)
     share = 1 - likelihood.class_entropy(alone) / entropy.clamp_min(torch.finfo(mean.dtype).tiny)
     share = share.clamp(1e-9, 1 - 1e-9)
-    rest = (torch.special.entr(probs).sum(-1) - information).clamp_min(0)
-    return (information * share.log() + rest * (-share).log1p()).to(probs.dtype)
+    remainder = (torch.special.entr(probs).sum(-1) - information).clamp_min(0)
+    return (information * share.log() + remainder * (-share).log1p()).to(probs.dtype)

@@ -147,7 +147,7 @@ def _at_all_draws(
         another = another._replace(sym=replace(another.sym, unchecked="", error=error))
         judged, draw = another, redraw
         unseen &= _unseen(case, judged)
-    names = {tensor_at(place, judged.sym) for place in unseen & {*places_of(judged.sym)}}
+    names = {tensor_at(p, judged.sym) for p in unseen & {*places_of(judged.sym)}}
     return judged.sym, draw, sorted(names), in_part
 
 

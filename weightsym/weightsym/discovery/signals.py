@@ -157,11 +157,11 @@ class _Measuring:
         arguments = [a.name for a in schema.arguments] if schema is not None else []
         biases = {id(a) for a, n in zip(node.args, arguments, strict=False) if n == "bias"}
         biases |= {id(node.args[0])} if name in ("addmm", "baddbmm") else set()
-        for place, leaf in enumerate(tree_leaves((node.args, node.kwargs))):
+        for position, leaf in enumerate(tree_leaves((node.args, node.kwargs))):
             names = self._behind.get(leaf) if isinstance(leaf, Node) else None
             if names:
                 is_added = name in _SUMS or id(leaf) in biases
-                yield _Operand(place, names, is_added)
+                yield _Operand(position, names, is_added)
 
 
 def _name(node: Node) -> str:

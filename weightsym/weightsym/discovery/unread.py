@@ -78,8 +78,8 @@ class _Following:
             return result
         moved = None if writes(node) else self._moved(node, args, kwargs, result)
         if moved is None:
-            for part in parts:
-                self.read(part)
+            for operand in parts:
+                self.read(operand)
         else:
             self._labels[node] = moved
         return result

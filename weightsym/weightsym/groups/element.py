@@ -605,13 +605,13 @@ class _Given:
     sym: Symmetries
     values: Values
     device: torch.device
-    known: dict[tuple[Kind, int], Tensor | None] = field(default_factory=dict)
+    cache: dict[tuple[Kind, int], Tensor | None] = field(default_factory=dict)
 
     def of(self, kind: Kind, k: int) -> Tensor | None:
         """Return the value of a group, cached."""
-        if (kind, k) not in self.known:
-            self.known[kind, k] = self._acting(kind, k)
-        return self.known[kind, k]
+        if (kind, k) not in self.cache:
+            self.cache[kind, k] = self._acting(kind, k)
+        return self.cache[kind, k]
 
     def _acting(self, kind: Kind, k: int) -> Tensor | None:
         if kind == "duals" and kind not in self.values:
