@@ -270,3 +270,18 @@ def doctor(rows: list[Row]) -> Table:
         table.append([verdict.replace("_", " "), *cells])
     put, found = (sum(row[key] for row in faults) for key in ("of", "value"))
     return [*table, ["all", f"{found} of {put}", "", "", ""]]
+
+
+# ------------------------------------------------------------ intervals
+@layout
+def intervals(rows: list[Row]) -> Table:
+    table = [["90 % intervals", "coverage", "conditional", "width", "R²", "CPU s"]]
+    for name in every(rows, "table"):
+        mine = [row for row in rows if row["table"] == name]
+        for who in every(mine, "who"):
+            found = {row["what"]: row["value"] for row in mine if row["who"] == who}
+            cover = f"{100 * found['coverage']:.1f} ± {100 * found['error']:.1f}"
+            cells = [f"{100 * found['conditional']:.1f}", f"{found['width']:.2f}"]
+            cells += [f"{found['R2']:.2f}", f"{found['seconds']:.2g}"]
+            table.append([f"{name}: {who}", cover, *cells])
+    return table

@@ -15,7 +15,7 @@ from layouts import LAYOUTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 FILES = DOCS / "benchmarks"
-PAGES = ("benchmarks.md", "scale.md", "doctor.md", "modules.md")
+PAGES = ("benchmarks.md", "scale.md", "doctor.md", "modules.md", "intervals.md")
 REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

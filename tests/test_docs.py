@@ -215,7 +215,9 @@ def test_examples_in_docstrings_of_the_site(module):
 
 
 # ------------------------------------------------------------ tables and outputs
-@pytest.mark.parametrize("name", ["docs/benchmarks.md", "docs/doctor.md", "docs/scale.md"])
+@pytest.mark.parametrize(
+    "name", [f"docs/{name}.md" for name in ("benchmarks", "doctor", "intervals", "scale")]
+)
 def test_tables_are_those_of_the_recorded_files(name, benchmark):
     tables = benchmark("tables")
     assert tables.filled(page(name)) == page(name)

@@ -1,5 +1,6 @@
 """Conformal sets and intervals: exact ranks, brute force, and the law that they cover."""
 
+import itertools
 import math
 import warnings
 from fractions import Fraction
@@ -8,7 +9,13 @@ import pytest
 import torch
 from scipy.stats import kstest, spearmanr
 
-from lightning_bnn.calibration import conformal_intervals, conformal_sets, quantile_band
+from lightning_bnn.calibration import (
+    conformal_intervals,
+    conformal_sets,
+    cross_conformal_intervals,
+    cross_conformal_sets,
+    quantile_band,
+)
 from lightning_bnn.calibration.conformal import (
     Band,
     conformal_quantiles,
@@ -216,6 +223,43 @@ def test_bands_that_are_far_too_wide_shrink_to_points_at_most():
     rule = conformal_intervals(Band(zeros - 5, zeros + 5, zeros + 1), zeros)
     found = rule(Band(zeros - 1, zeros + 1, zeros + 1))
     assert found.low.tolist() == found.high.tolist() == [0.0] * 20
+
+
+# ------------------------------------------------------------ by folds
+def test_cross_conformal_intervals_are_those_of_a_loop():
+    """By numpy, from the formula of the jackknife+; with one fold they are split conformal."""
+    g = torch.Generator().manual_seed(0)
+    folds, targets = torch.arange(30) % 3, torch.randn(30, 2, generator=g).double()
+    band = Band(*(torch.randn(30, 2, generator=g).double() for _ in range(3)))
+    new = Band(*(torch.randn(3, 5, 2, generator=g).double() for _ in range(3)))
+    band, new = (Band(b.low, b.low, b.scale.exp()) for b in (band, new))
+    found, rank = cross_conformal_intervals(band, targets, folds, 0.2)(new), math.ceil(31 * 0.8)
+    for row, t in itertools.product(range(5), range(2)):
+        ends = []
+        for sign in (-1, 1):
+            values = sorted(
+                sign * float(new.low[folds[i], row, t])
+                + abs(float(targets[i, t] - band.low[i, t]))
+                / float(band.scale[i, t]) * float(new.scale[folds[i], row, t])
+                for i in range(30)
+            )  # fmt: skip
+            ends.append(sign * values[rank - 1])
+        assert [found.low[row, t].item(), found.high[row, t].item()] == pytest.approx(ends)
+    one = Band(*(part[:1] for part in new))
+    split = conformal_intervals(band, targets, 0.2)(Band(*(part[0] for part in one)))
+    alone = cross_conformal_intervals(band, targets, 0 * folds, 0.2)(one)
+    torch.testing.assert_close((*alone,), (*split,))
+    assert not torch.allclose(alone.high, found.high)
+
+
+def test_cross_conformal_sets_of_one_fold_are_conformal_sets():
+    probs, labels = predictions(150)
+    rule = conformal_sets(probs[:99], labels[:99], 0.1)
+    scores, folds = set_scores(probs, "thr"), torch.zeros(99, dtype=torch.long)
+    known = scores[:99].gather(-1, labels[:99, None])[:, 0]
+    found = cross_conformal_sets(known, folds, scores[None, 99:], 0.1)
+    assert torch.equal(found, rule(probs[99:]))
+    assert not torch.equal(cross_conformal_sets(known, folds, scores[None, 99:], 0.4), found)
 
 
 ZEROS = torch.zeros(12)
