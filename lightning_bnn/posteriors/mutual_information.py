@@ -70,7 +70,7 @@ class _Screened(NamedTuple):
     """Units that may be confused with another one, and their distances if there are any."""
 
     units: Tensor
-    rows: Rows | None = None
+    rows: UnitWeights | None = None
     squares: Squares | None = None
 
 
@@ -80,7 +80,7 @@ def _screened(layer: UnitLayer, sampled: Sampled) -> _Screened:
         scales = layer.sums(sampled.log_std)
         logs = -layer.square_sums(sampled.noise) / 2 - scales
         telling = layer.telling_rows(sampled[:3], sampled.mean, sampled.log_std)
-        candidates = _near(_telling_bound(Rows(*telling), scales), logs)
+        candidates = _near(_telling_bound(UnitWeights(*telling), scales), logs)
     if len(candidates) == 0:
         return _Screened(candidates)
     everyone = len(candidates) == layer.units
@@ -95,13 +95,13 @@ def _screened(layer: UnitLayer, sampled: Sampled) -> _Screened:
     return _Screened(units, _rows(layer, sampled, units), squares.at(near))
 
 
-def _rows(layer: UnitLayer, sampled: Sampled, units: Tensor | None) -> Rows:
-    return Rows(*(layer.rows(stack, units, _MULTIPLE) for stack in sampled[:3]))
+def _rows(layer: UnitLayer, sampled: Sampled, units: Tensor | None) -> UnitWeights:
+    return UnitWeights(*(layer.rows(stack, units, _MULTIPLE) for stack in sampled[:3]))
 
 
 # Twice the negative log-densities of units under each other's law, as far as some of their weights
 # tell. Rounding is on the safe side: it is a part of the largest squares that enter a difference.
-def _telling_bound(rows: Rows, scales: Tensor) -> Tensor:
+def _telling_bound(rows: UnitWeights, scales: Tensor) -> Tensor:
     """Return the bound by a single product, without the squares."""
     w, mu, rho = rows
     centre = mu.mean(1, keepdim=True)
@@ -248,16 +248,16 @@ _SINGLE = 1e5
 """Largest squares to sum in float32, with a rounding error below 0.01."""
 
 
-class Rows(NamedTuple):
+class UnitWeights(NamedTuple):
     """Weights of units, means and logarithms of deviations, ``(networks, units, weights)``."""
 
     weights: Tensor
     mean: Tensor
     log_std: Tensor
 
-    def double(self) -> Rows:
+    def double(self) -> UnitWeights:
         """Return the same numbers in the `widest` type, with gradients."""
-        return Rows(*(precise(t) for t in self))
+        return UnitWeights(*(precise(t) for t in self))
 
 
 class Squares(NamedTuple):
@@ -295,7 +295,7 @@ class Squares(NamedTuple):
 
 
 @torch.no_grad()
-def squares_of(rows: Rows) -> Squares:
+def squares_of(rows: UnitWeights) -> Squares:
     """Return squared distances of all units from all means.
 
     Args:
@@ -311,7 +311,7 @@ def squares_of(rows: Rows) -> Squares:
     return Squares(of_weights, without_means, of_means, w, mu, precision)
 
 
-def log_ratios_of(rows: Rows, squares: Squares | None = None) -> Tensor:
+def log_ratios_of(rows: UnitWeights, squares: Squares | None = None) -> Tensor:
     r"""Return logarithms of :math:`A_{ij} / A_{ii}` with gradients, ``(networks, units, units)``.
 
     Computed in float64 where the rounding of float32 would matter.
