@@ -409,7 +409,7 @@ class Bases:
     def breaking(self) -> Iterator[tuple[str, Params]]:
         """Networks made from the first one, at a price."""
         for size in LEVELS:
-            noise = _generator(self.family.name, self.seed, "noise", size)
+            noise = _generator(self.family.name, self.seed, "noise", str(size))
             yield f"noise, {size:g} sd", noisy(P.of(self.networks[0]), size, noise)
         hot = _generator(self.family.name, self.seed, "hot")
         again = trained(self.networks[0], self.family.data, self.steps, hot, rate=0.03)

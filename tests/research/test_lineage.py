@@ -82,8 +82,8 @@ def test_awm_follows_exchanged_and_flipped_dimensions_but_no_rotations(suspects)
 
 # ------------------------------------------------------------ the table
 def test_rates_of_scores():
-    assert auc([3, 2], [1, 2]) == pytest.approx(0.875)
-    assert true_positives([3, 2, 0], [1, 2]) == pytest.approx(100 / 3)
+    assert auc([3.0, 2.0], [1.0, 2.0]) == pytest.approx(0.875)
+    assert true_positives([3.0, 2.0, 0.0], [1.0, 2.0]) == pytest.approx(100 / 3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
