@@ -11,8 +11,8 @@ from torch import nn
 from lightning_bnn.models import mlp
 from lightning_bnn.posteriors import DiagonalGaussian, Symmetrized
 from lightning_bnn.posteriors.mutual_information import (
-    Rows,
     Sampled,
+    UnitWeights,
     confusable_units,
     draw_information,
     information_bracket,
@@ -287,7 +287,9 @@ def rows_of(n=40, weights=30, spread=0.3, log_std=0.0, networks=2, dtype=torch.f
 def test_some_of_the_units_have_the_squares_of_all():
     rows = rows_of(12, 5)
     units = torch.tensor([3, 5, 11])
-    found = log_ratios_of(Rows(*(t[:, units] for t in rows)), squares_of(Rows(*rows)).at(units))
+    found = log_ratios_of(
+        UnitWeights(*(t[:, units] for t in rows)), squares_of(UnitWeights(*rows)).at(units)
+    )
     wanted = plainly(*(t[:, units] for t in rows))
     weights = torch.randn(found.shape, dtype=torch.float64)
     grads = [torch.autograd.grad((weights * logs).sum(), rows) for logs in (found, wanted)]
