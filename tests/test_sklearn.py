@@ -147,7 +147,8 @@ def test_intervals_hold_new_targets_where_the_noise_depends_on_the_row(conformal
         shares.append(np.mean(true - norm.cdf(low - x[160:, 0], scale=noise[160:])))
         assert np.corrcoef(high - low, noise[160:])[0, 1] > 0.5
     assert np.mean(shares) > 0.8 - 2 * np.std(shares) / 5**0.5
-    overfitted = BnnRegressor(conformal=None, epochs=300, options={"prior_std": 9.0})
+    one = {"members": 1, "prior_std": 9.0}  # overfitted
+    overfitted = BnnRegressor(conformal=None, epochs=300, options=one, random_state=0)
     _, low, high = overfitted.fit(x[:160], y[:160]).predict(x[160:], intervals=0.8)
     assert ((low < y[160:]) & (y[160:] < high)).mean() < 0.7
 
