@@ -18,7 +18,7 @@ from record import parsed, parser
 from weightsym.cli import main
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / part) for part in ("commands", "support")]
-import test_adapters as cases  # noqa: E402
+import test_merged_adapters as cases  # noqa: E402
 
 warnings.filterwarnings("ignore")
 SHARES = [1.5, -0.5]
