@@ -95,7 +95,7 @@ class TrainingCLI(LightningCLI):
         except UnpicklingError as error:  # of a URL
             raise ValueError(f"`ckpt_path`: {path} {describe_content(error)} ({_RUNS}).") from error
         except (RuntimeError, ValueError) as error:
-            causes = ("ckpt_path=", "loading state_dict", "The checkpoint is of")
+            causes = ("ckpt_path=", "loading state_dict", "The checkpoint ")
             if not any(cause in str(error) for cause in causes):
                 raise
             path, reason = settings.get("ckpt_path"), " ".join(str(error).split())[:300]

@@ -98,7 +98,7 @@ def test_published_archives(tmp_path):
         (
             ".",
             {"pattern": "*/*"},
-            "two/b.safetensors holds a network with .*'w' differs",
+            "two/b.safetensors holds a network of .*'w' differs",
         ),
     ],
 )

@@ -326,7 +326,7 @@ REFUSED = [
     (["match", *OUT, *PLAIN, "--methods", "mixing"], "did you mean `--method`"),
     (["merge", *OUT[2:], *PLAIN], "`sources`"),
     ([*BANK, "x.bin"], "must end in .safetensors, .pt or .ckpt"),
-    ([*BANK, "x.pt", "--weights", "1", "2"], "`--weights` must be 1 numbers"),
+    ([*BANK, "x.pt", "--weights", "1", "2"], "`--weights` must be 1 non-negative numbers"),
     ([*BANK, "x.ckpt"], "`--out` can end in .ckpt only if"),
     ([*BANK, "x.pt", "--like", "y.ckpt"], "There is no file or folder y.ckpt"),
     ([*BANK, "x.pt", "--like", "bank"], "`--like` must be a file or folder with one"),

@@ -206,7 +206,7 @@ def refused(method):
     cut = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     fitted, module = trainer(strategy=cut, devices=2), made(method)
     for stage in (fitted.fit, fitted.test, fitted.predict):
-        with pytest.raises(ValueError, match="not supported under FSDP2: .* take `strategy='ddp'`"):
+        with pytest.raises(ValueError, match="not supported under FSDP2, .* use `strategy='ddp'`"):
             stage(module, Blobs())
     return True
 
