@@ -93,7 +93,7 @@ def cross_conformal_sets(
 ) -> Tensor:
     r"""Sets of classes from a table that was predicted fold by fold.
 
-    .. math:: \big\{c : \#\{i : s_i < s_{k_i}(x, c)\} < (n + 1)(1 - \alpha)\big\}
+    .. math:: \big(c : \textstyle\sum_i [s_i < s_{k_i}(x, c)] < (n + 1)(1 - \alpha)\big)
 
     The guarantees are those of `cross_conformal_intervals`. Fewer than :math:`1/\alpha - 1` rows
     give sets of all classes.
