@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Dirichlet, Gaussian
+from lightning_bnn.methods.method import Fit
 from lightning_bnn.methods.networks import DeepEnsemble, Networks
 from lightning_bnn.methods.run import Batch, Run
 from weightsym.params import check_positive, widest
@@ -77,6 +78,15 @@ class Distillation(DeepEnsemble):
         """Check that network and teacher predict the same kind of targets."""
         _check_kinds(run.likelihood, self._teacher().likelihood, self.softening)
         return super().configure_optimizer(state, optimizer, run, *fit)
+
+    def before_fit(self, state: Networks, fit: Fit, run: Run) -> None:
+        """Draw the networks of the teacher, for all batches."""
+        super().before_fit(state, fit, run)
+        self._teacher().to(next(state.parameters()).device).begin_predicting()
+
+    def after_fit(self, state: Networks, run: Run) -> None:
+        """Release them."""
+        self._teacher().end_predicting()
 
     def losses(self, state: Networks, batch: Batch, run: Run) -> dict[str, Tensor]:
         """Return the cross-entropy to the teacher, with the prior's share per example."""

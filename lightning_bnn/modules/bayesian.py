@@ -408,6 +408,14 @@ class Bayesian(L.LightningModule):
         with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
             return self.likelihood.predictive(self.outputs(by_position))
 
+    def begin_predicting(self) -> None:
+        """Draw the networks that predict, for all calls until `end_predicting`."""
+        prediction.begin(self)
+
+    def end_predicting(self) -> None:
+        """Release the networks that predict."""
+        self.stage = PredictionStage()
+
     def predictive(self, samples: int | None = None) -> Predictive:
         """Return the mean prediction as a plain module for `torch.export` and ONNX.
 

@@ -100,16 +100,20 @@ class Kind(NamedTuple):
 
 @cache
 @torch.random.fork_rng(devices=[])
+@torch.no_grad()
 def teacher():
-    """An ensemble that knows the blobs."""
+    """An ensemble that knows the blobs by least squares: importing this file runs no backward."""
     torch.manual_seed(0)
     x, y = Blobs().load().train
-    module = DeepEnsemble(network(), members=3, optimizer=adam)
-    optimizer = adam(module.state.parameters())
-    for _ in range(60):
-        optimizer.zero_grad()
-        module.losses((x,), y)["loss"].sum().backward()
-        optimizer.step()
+    module = DeepEnsemble(network(), members=3)
+    stack = module.state.trained_stack()
+    for m in range(3):
+        hidden = (x @ stack["0.weight"][m].mT + stack["0.bias"][m]).relu()
+        design = torch.cat([hidden, torch.ones(len(x), 1)], 1)
+        wanted = 3.0 * torch.nn.functional.one_hot(y, 3).float()
+        solution = torch.linalg.lstsq(design, wanted).solution
+        stack["3.weight"][m], stack["3.bias"][m] = solution[:-1].mT, solution[-1]
+    module.load_state_dict(module.state_dict())  # weights that were not drawn
     return module
 
 

@@ -29,7 +29,7 @@ class UnsupportedModel(ValueError):
     >>> from weightsym import discover
     >>> discover(torch.nn.BatchNorm1d(2, device="meta"), torch.randn(8, 2))
     Traceback (most recent call last):
-    weightsym.networks.forward.UnsupportedModel: BatchNorm1d has no numbers in 'running_mean' ...
+    weightsym.networks.forward.UnsupportedModel: BatchNorm1d has no values in 'running_mean' ...
     """
 
 
