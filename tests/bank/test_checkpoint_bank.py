@@ -287,7 +287,7 @@ def test_an_append_takes_the_memory_of_a_tensor(dtype, tmp_path):
     bank = CheckpointBank(tmp_path, dtype=dtype)
     bank.append({name: t[:1] for name, t in network.items()})  # what is loaded when it is used
     bank = CheckpointBank(tmp_path / "large", dtype=dtype)
-    assert growth(lambda: bank.append(network)) < 60e6
+    assert growth(lambda: bank.append(network)) < 90e6
     assert growth(lambda: P.stack([network])) > 150e6  # the control
     assert len(bank) == 1
 
