@@ -140,7 +140,7 @@ class _Estimator(BaseEstimator):
         conformal, cls = self.conformal or None, self._class()
         if conformal is not None:
             check_choice("conformal", conformal, ("auto", "cv+", "split"))
-        ensemble = issubclass(cls, modules.DeepEnsemble)
+        ensemble = self._is_ensemble
         few = ensemble and n <= FEW_ROWS
         default = inspect.signature(cls).parameters["members"].default
         folds = conformal == "cv+" or (conformal == "auto" and few)
@@ -196,8 +196,7 @@ class _Estimator(BaseEstimator):
         """Size of batches, number of epochs, and epochs without improvement."""
         n = rows.train.shape[-1]
         all_data = issubclass(self._class(), (modules.HMC, modules.MILE))
-        ensemble = issubclass(self._class(), modules.DeepEnsemble)
-        batch = n if all_data else 128 if n > FEW_ROWS else 64 if ensemble else 32
+        batch = n if all_data else 128 if n > FEW_ROWS else 64 if self._is_ensemble else 32
         batch = batch if self.batch_size is None else self.batch_size
         check_count("batch_size", batch)
         steps = -(-n // batch)
@@ -236,18 +235,23 @@ class _Estimator(BaseEstimator):
             raise ValueError(f"`method` must be one of {', '.join(classes)}, got {cls!r}.")
         return cls
 
+    @property
+    def _is_ensemble(self) -> bool:
+        """True if members are plain networks, which may stop early and leave out folds."""
+        return issubclass(self._class(), modules.DeepEnsemble)
+
     def _module(self, network: nn.Module, options: dict[str, Any]) -> Any:
         cls, rate = self._class(), self.learning_rate
         default = _optimizer_of(cls)
         if rate is None and default is torch.optim.Adam:
-            rate = 0.02 if issubclass(cls, modules.DeepEnsemble) else 0.01
+            rate = 0.02 if self._is_ensemble else 0.01
         if rate is not None:
             if "lr" not in inspect.signature(default).parameters:
                 raise ValueError(f"{cls.__name__} tunes its steps: omit `learning_rate`.")
             options = {"optimizer": partial(default, lr=rate)} | options
         if issubclass(cls, modules.MCDropout):
             options = {"p": 0.1} | options
-        if issubclass(cls, modules.DeepEnsemble):
+        if self._is_ensemble:
             options = {"prior_std": 1.0} | options
         return cls(network, **options)
 
@@ -472,7 +476,7 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, _Estimator):
         likelihood = (self.options or {}).get("likelihood")
         if likelihood is None:  # chains learn nothing beside the weights
             learns = _optimizer_of(self._class()) in (torch.optim.Adam, samplers.IVON)
-            learns = learns and not issubclass(self._class(), modules.DeepEnsemble)
+            learns = learns and not self._is_ensemble
             likelihood = Gaussian("learned" if learns else "heteroscedastic", targets=k)
         outputs = 2 * k if getattr(likelihood, "noise", "") == "heteroscedastic" else k
         self._fit(x, targets, outputs, likelihood)

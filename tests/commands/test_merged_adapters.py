@@ -246,6 +246,12 @@ def test_what_has_no_sum_is_refused(tmp_path, capsys):
     assert "has no adapter_config.json" in fails(capsys, str(form), *out).replace("it ", "")
     with pytest.raises(ValueError, match="is an adapter: `weightsym adapters` merges it"):
         open_network(tmp_path / "1")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "mine.txt").touch()
+    replacing = ["--out", str(tmp_path / "used"), "--overwrite", "true"]
+    halves = ["--weights", "0.5", "0.5"]
+    assert "also contains 'mine.txt'" in fails(capsys, *paths, *replacing, *halves)
+    assert [p.name for p in (tmp_path / "used").iterdir()] == ["mine.txt"]
     assert "must be 2 numbers, got 1" in fails(capsys, *paths, *out, "--weights", "1")
     wrong = tmp_path / "wrong"
     gpt2().save_pretrained(wrong)

@@ -14,7 +14,7 @@ from weightsym.networks.files.adapters import (
     sum_of,
     write_into,
 )
-from weightsym.networks.files.writing import check_path, check_target
+from weightsym.networks.files.writing import check_foreign, check_path, check_target
 from weightsym.params import check_count
 
 
@@ -99,8 +99,7 @@ def _ranks(adapter: Adapter) -> str:
 
 def _check_free(target: Path, overwrite: bool) -> None:
     check_path(target, overwrite)
+    if target.is_file():
+        raise ValueError(f"`--out` must be a folder, and {target} is a file.")
     if target.exists():
-        files = {p.name for p in target.iterdir()} if target.is_dir() else {target.name}
-        foreign = sorted(files - {CONFIG, WEIGHTS, "README.md"})
-        if foreign:
-            raise ValueError(f"`--out`: {target} also holds {foreign[0]!r}, and is not replaced.")
+        check_foreign(target, (CONFIG, WEIGHTS, "README.md"))

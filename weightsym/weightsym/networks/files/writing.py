@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,11 +68,19 @@ def _check_free(target: Path, like: StoredNetwork, overwrite: bool) -> None:
         )
     if like.is_folder:
         ours = {s.name for s in like.shards} | {p.name for p in companions(like.path)}
-        foreign = sorted(p.name for p in target.iterdir() if p.name not in ours or p.is_dir())
-        if foreign:
-            raise ValueError(
-                f"`--out`: {target} also contains {foreign[0]!r}, and is not replaced."
-            )
+        check_foreign(target, ours)
+
+
+def check_foreign(folder: Path, ours: Collection[str]) -> None:
+    """Refuse to replace a folder that contains other files.
+
+    Args:
+        folder: which would be replaced.
+        ours: names of the files that may be there.
+    """
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in ours or p.is_dir())
+    if foreign:
+        raise ValueError(f"`--out`: {folder} also contains {foreign[0]!r}, and is not replaced.")
 
 
 def write_like(
