@@ -227,7 +227,10 @@ def edited(path, **changes):
         ({"peft_type": "IA3"}, "is an adapter of type 'IA3'"),
         ({"use_qalora": True}, "uses `use_qalora`"),
         ({"init_lora_weights": "pissa_niter_4"}, "which changes the base"),
-        ({"lora_alpha": "much"}, "is 'much', not a number"),
+        ({"lora_alpha": "much"}, "cannot be read: could not convert string"),
+        ({"lora_alpha": float("nan")}, "is nan"),
+        ({"alpha_pattern": {"(": 3}}, "cannot be read: missing )"),
+        ({"alpha_pattern": [1]}, "cannot be read: 'list' object"),
     ],
 )
 def test_other_adapters_are_refused(changes, words, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -208,6 +209,10 @@ def _layer(path: Path, name: str, part: dict[str, Tensor], config: dict[str, Any
             f"{path}: the factors of {name!r} have shapes {tuple(down.shape)} and "
             f"{tuple(up.shape)}, which are no product (layers in groups are not read)."
         )
+    sides = [part.get("lora_B.bias"), part.get("lora_magnitude_vector")]
+    whole = [t for t in (down, up, *sides) if t is not None and not t.is_floating_point()]
+    if whole or any(t is not None and t.numel() != len(up) for t in sides):
+        raise ValueError(f"{path} is damaged: {name!r} has tensors of another type or size.")
     rank, alpha = len(down), _alpha(name, config)
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     return LowRank(
@@ -218,11 +223,14 @@ def _layer(path: Path, name: str, part: dict[str, Tensor], config: dict[str, Any
 def _alpha(name: str, config: dict[str, Any]) -> float:
     """Return the alpha of a module: of the first pattern at its end, or of all."""
     patterns = config.get("alpha_pattern") or {}
-    fitting = (p for p in patterns if re.fullmatch(rf"(.*\.)?({p})", name))
-    alpha = patterns.get(next(fitting, None), config.get("lora_alpha", 8))
-    if not isinstance(alpha, int | float):
-        raise ValueError(f"`lora_alpha` of {name!r} is {alpha!r}, not a number.")
-    return float(alpha)
+    try:
+        fitting = (p for p in patterns if re.fullmatch(rf"(.*\.)?({p})", name))
+        alpha = float(patterns.get(next(fitting, None), config.get("lora_alpha", 8)))
+    except (AttributeError, TypeError, ValueError, re.error) as error:
+        raise ValueError(f"The alpha of {name!r} cannot be read: {error}.") from error
+    if not math.isfinite(alpha):
+        raise ValueError(f"The alpha of {name!r} is {alpha}.")
+    return alpha
 
 
 def _wide(t: Tensor) -> Tensor:
