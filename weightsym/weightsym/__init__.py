@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from weightsym.matching.learned import Learning
     from weightsym.matching.match import MatchResult, match
     from weightsym.matching.match_all import FullMatch, learn_match, match_all
+    from weightsym.matching.mergeable import Mergeable, mergeable
+    from weightsym.matching.rebase import rebase
     from weightsym.matching.relation import Relation, SharedUnits, relation
     from weightsym.matching.repair import Repaired, repair
     from weightsym.networks.forward import UnsupportedModel
@@ -86,6 +88,7 @@ if TYPE_CHECKING:  # for packages that build on this one
     from weightsym.groups.units import unit_rows, writer
     from weightsym.groups.validation import check_symmetries
     from weightsym.matching.matrices import isometric
+    from weightsym.matching.mergeable import Meeting
 
 __version__ = "0.1.0"
 

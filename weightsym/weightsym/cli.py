@@ -17,6 +17,8 @@ COMMANDS = {
     "symmetries": "show the permutations, scales and signs that preserve the function of a network",
     "match": "bring a network in a file into the frame of another, so that they can be averaged",
     "merge": "bring networks of files, banks and runs into one frame, and average them",
+    "mergeable": "tell whether two networks can be averaged, and by which command",
+    "rebase": "move what fine-tuning has changed to another base",
     "adapters": "merge low-rank adapters with each other, or into their base",
     "diff": "tell whether two networks are the same function, related, or independent",
     "scan": "tell which networks of a folder were made from which, as a family tree",

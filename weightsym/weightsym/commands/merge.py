@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -13,34 +12,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from weightsym import Element, FullMatch, MatchResult, Symmetries, align, match, match_all
+from weightsym import Element, Symmetries, align, match
 from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import ExampleBatches, examples_of, loss
 from weightsym.commands.networks import build, fit_all, shown, symmetries_in
+from weightsym.commands.outputs import Output
 from weightsym.extras import of_the_plug_in
-from weightsym.files import NetworkNames, open_network, write_like
+from weightsym.files import NetworkNames, open_network
 from weightsym.matching.align import distance_to_mean
 from weightsym.matching.interpolation import mean_loss
-from weightsym.matching.moved import inner_products
+from weightsym.matching.mergeable import Frame, in_frame
+from weightsym.matching.moved import Computed, inner_products
 from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
 from weightsym.networks.files import checkpoints
-from weightsym.networks.files.drafts import draft_of
 from weightsym.networks.files.fitting import FittedNetwork, are_finite
-from weightsym.networks.files.loading import load
-from weightsym.networks.files.safetensors_format import save_tensors
 from weightsym.networks.files.stored import StoredNetwork, is_hugging_face
-from weightsym.networks.files.writing import check_path, check_target
 from weightsym.params import Params, shares, unstack, weighted_mean
 from weightsym.params import stack as join
 
-_SETTINGS = (
-    "epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters",
-    "hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_name",
-)  # fmt: skip
-"""Entries of a checkpoint that an average retains."""
 _HALF = (torch.float16, torch.bfloat16)
 _AT_ONCE = 2**20
 """Number of entries of a tensor, of all networks together, that are averaged at once."""
@@ -100,7 +92,7 @@ def merge(
     files = {f.stored.path: f for f in fit_all(single, names, architecture.prefix, others)}
     counting = [p for k, p in enumerate(paths) if weights is None or weights[k : k + 1] != [0.0]]
     form = _form(out, [files.get(Path(like))] if like else [files.get(p) for p in counting], like)
-    target = _target(out, form, list(files.values()), overwrite)
+    output = Output.checked(out, form, files.values(), overwrite)
     examples = examples_of(data) if data is not None else None
     contents = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
     average = _Average(module, *_together(contents, weights), examples)
@@ -114,8 +106,8 @@ def merge(
         after = average.numbers()
         print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
     mean = average.mean()
-    if target is not None:
-        _write(mean, average.every, form, target, overwrite)
+    if output is not None:
+        output.write(average.every, mean)
 
 
 # ------------------------------------------------------------ reading
@@ -215,12 +207,11 @@ class Every(Mapping[str, Tensor]):
             some = [row[first : first + step].to(wide) for row in rows]
             yield _wide(torch.stack(some))
 
-    def mean(self, name: str, weights: Sequence[float], dtype: torch.dtype | None = None) -> Tensor:
+    def mean(self, name: str, weights: Sequence[float]) -> Tensor:
         """Return one tensor of the mean."""
         counting, mean, end = [w for w in weights if w], None, 0
         for piece in self.parts(name, weights):
             part = weighted_mean({name: piece}, counting)[name]
-            part = part if dtype is None else _converted(name, part, dtype)
             mean = part.new_empty(self.shape(name).numel()) if mean is None else mean
             mean[end : end + len(part)] = part
             end += len(part)
@@ -230,7 +221,7 @@ class Every(Mapping[str, Tensor]):
     def others(self, k: int, weights: Sequence[float]) -> Mapping[str, Tensor]:
         """Return the mean of all networks but one, which is computed as it is read."""
         left = [0.0 if j == k else w for j, w in enumerate(weights)]
-        return _Computed(list(self), functools.partial(self.mean, weights=left))
+        return Computed(list(self), functools.partial(self.mean, weights=left))
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of a tensor."""
@@ -243,32 +234,8 @@ class Every(Mapping[str, Tensor]):
         return network[name] if element is None else element.of(name, network.__getitem__)
 
 
-@dataclass(frozen=True, eq=False)
-class _Computed(Mapping[str, Tensor]):
-    """Tensors that are computed when they are read, and not held."""
-
-    names: list[str]
-    compute: Callable[[str], Tensor]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.compute(name)
-
-
 def _wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in _HALF else t
-
-
-def _converted(name: str, t: Tensor, dtype: torch.dtype) -> Tensor:
-    written = t.to(dtype)
-    if written.is_floating_point() and not are_finite(written):
-        raise ValueError(f"The average of {name!r} is too large for {dtype}.")
-    return written
 
 
 # ------------------------------------------------------------ averages
@@ -324,7 +291,7 @@ class _Average:
             print("The network has no exchangeable units: it is averaged without matching.")
             return
         if 4 * self.size * len(self.weights) > _LARGE:
-            self._match_to_the_first(sym, mixing, seed)
+            self._match_to_the_first(sym, "mixing" if mixing else "reference", seed)
             if method == "joint" and len(self.weights) > 2:
                 self._match_to_the_others(sym, seed)
             return
@@ -335,17 +302,11 @@ class _Average:
         print(alignment)
         self.every = Every(list(unstack(alignment.element(whole))))
 
-    def _match_to_the_first(self, sym: Symmetries, mixing: bool, seed: int) -> None:
+    def _match_to_the_first(self, sym: Symmetries, frame: Frame, seed: int) -> None:
         """Match large networks in pairs, tensor by tensor."""
         first, *others = self.every.networks
         for k, network in enumerate(shown(others, "matching")):
-            result: MatchResult | FullMatch = (
-                match_all(network, first, sym)
-                if mixing
-                else match(network, first, sym, signs=True, seed=seed)
-            )
-            print(f"network {k + 2} to the first: {result}")
-            self.every.elements[k + 1] = result.element
+            self.every.elements[k + 1] = in_frame(network, first, sym, frame, seed)
 
     def _match_to_the_others(self, sym: Symmetries, seed: int) -> None:
         """Match each large network but the first to the mean of the others, until all stay."""
@@ -362,7 +323,7 @@ class _Average:
             if not moved:
                 return
 
-    def mean(self) -> Callable[..., Tensor]:
+    def mean(self) -> Callable[[str], Tensor]:
         """Return the average, with statistics of batch norms re-estimated on the data."""
         counting = torch.tensor(self.weights) > 0
         for name in (n for n in self.every if n not in self.floating):
@@ -381,13 +342,9 @@ class _Average:
             print("the statistics of batch norms are averaged; `--data` re-estimates them")
             return mean
         tensors = {name: mean(name) for name in self.every}
-        tensors = reestimated(self.module, tensors, self.examples.inputs)
-        return lambda name, dtype=None: _converted(
-            name, tensors[name], dtype or tensors[name].dtype
-        )
+        return reestimated(self.module, tensors, self.examples.inputs).__getitem__
 
 
-# ------------------------------------------------------------ writing
 def _form(
     out: str | None, files: Iterable[FittedNetwork | None], like: str | None
 ) -> FittedNetwork | None:
@@ -398,67 +355,3 @@ def _form(
     if like and form is None:
         raise ValueError(f"`--like` must be a file or folder with one network, got {like}.")
     return form
-
-
-def _target(
-    out: str | None, form: FittedNetwork | None, files: list[FittedNetwork], overwrite: bool
-) -> Path | None:
-    """Check the output, or return None if only numbers are printed."""
-    if out is None:
-        return None
-    target = Path(out)
-    if any(target.exists() and target.samefile(file.stored.path) for file in files):
-        raise ValueError(f"`--out`: {target} is one of the input networks.")
-    if form is not None and target.suffix not in (".pt", ".ckpt"):
-        check_target(target, form.stored, overwrite)
-        return target
-    if target.suffix not in (".safetensors", ".pt", ".ckpt"):
-        raise ValueError(f"`--out` must end in .safetensors, .pt or .ckpt, got {out}.")
-    check_path(target, overwrite)
-    if target.suffix == ".ckpt" and (form is None or form.stored.path.suffix != ".ckpt"):
-        raise ValueError(
-            "`--out` can end in .ckpt only if one of the networks is a .ckpt, whose "
-            "settings are copied: name one by `--like` of `merge`, or write .safetensors "
-            "or .pt."
-        )
-    return target
-
-
-def _write(
-    mean: Callable[..., Tensor],
-    every: Every,
-    form: FittedNetwork | None,
-    target: Path,
-    overwrite: bool,
-) -> None:
-    """Write the average, with names, types and other tensors of the form, if there is one."""
-
-    def value(name: str) -> Tensor:
-        if form is None:
-            return mean(name).contiguous()
-        stored = form.stored.tensors[name]
-        if name not in form.names:
-            return stored.read()
-        return mean(form.names[name], dtype=stored.dtype).contiguous()
-
-    names = every if form is None else form.stored.tensors
-    if form is not None and target.suffix not in (".pt", ".ckpt"):
-        write_like(form.stored, target, value, overwrite)
-    else:
-        with draft_of(target) as draft:
-            if target.suffix == ".ckpt" and form is not None:
-                torch.save(_checkpoint(form.stored.path, value), draft)
-            elif target.suffix == ".pt":
-                torch.save({name: value(name) for name in names}, draft)
-            else:
-                save_tensors(draft, {name: value(name) for name in names}, {"format": "pt"})
-    print(f"wrote {target}")
-
-
-def _checkpoint(path: Path, value: Callable[[str], Tensor]) -> dict[str, Any]:
-    """Write the average to a checkpoint, without the optimizers of another network."""
-    content = load(path)
-    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise ValueError(f"`--like`: {path} is not a checkpoint of a LightningModule.")
-    state = {name: value(name.replace("_orig_mod.", "")) for name in content["state_dict"]}
-    return {**{k: content[k] for k in _SETTINGS if k in content}, "state_dict": state}

@@ -19,7 +19,7 @@ from weightsym.matching.ascent import LARGE, SMALL, Ascent
 from weightsym.matching.frank_wolfe import frank_wolfe, start_from_signatures
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
-from weightsym.matching.moved import StackOfOne
+from weightsym.matching.moved import stack_of_one
 from weightsym.matching.plan import Plan, plan_of
 from weightsym.params import unstack
 
@@ -194,7 +194,7 @@ def match(
     stacked = check_pair(params, reference, sym, plan.compared)
     if method not in get_args(ByWeights) or model is not None or batches is not None:
         data = _data(method, params, reference, model, batches)
-    networks = params if stacked else StackOfOne(params)
+    networks = params if stacked else stack_of_one(params)
     search = _OrderSearch(plan, networks, reference, signs, seed, data)
     if method == "learned":
         result = search.learned(loss, learning or Learning())

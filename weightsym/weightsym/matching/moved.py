@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -100,23 +100,29 @@ class Moved(Mapping[str, Tensor]):
     @property
     def stack(self) -> Mapping[str, Tensor]:
         """The same network as a stack of one."""
-        return StackOfOne(self)
+        return stack_of_one(self)
 
 
-@dataclass(frozen=True)
-class StackOfOne(Mapping[str, Tensor]):
-    """A network as a stack of one, tensor by tensor."""
+@dataclass(frozen=True, eq=False)
+class Computed(Mapping[str, Tensor]):
+    """Tensors that are computed when they are read, and not held."""
 
-    network: Mapping[str, Tensor]
+    names: Collection[str]
+    compute: Callable[[str], Tensor]
 
     def __len__(self) -> int:
-        return len(self.network)
+        return len(self.names)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.network)
+        return iter(self.names)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.network[name][None]
+        return self.compute(name)
+
+
+def stack_of_one(network: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A network as a stack of one, tensor by tensor."""
+    return Computed(network, lambda name: network[name][None])
 
 
 # ------------------------------------------------------------ sums over many numbers
