@@ -15,7 +15,7 @@ from weightsym.params import keyed_generator
 
 FEW_ROWS = 2000
 """Up to so many rows, members leave out folds; of more, a share is held out from all."""
-FOLDS, HELD_OUT, MOST_HELD_OUT = 10, 0.25, 2000
+FOLDS, HELD_OUT, MOST_HELD_OUT = 5, 0.25, 2000
 _STOPPING, _MOST_STOPPING, _LEAST_STOPPING = 0.1, 2000, 20
 
 
@@ -42,6 +42,12 @@ class Rows:
         """All rows for training."""
         none = torch.zeros(0, dtype=torch.long)
         return cls(none, none, 1, torch.arange(n))
+
+    @classmethod
+    def unseen(cls, n: int) -> Rows:
+        """Rows that no network was trained on."""
+        every = torch.arange(n)
+        return cls(every, torch.zeros_like(every), 1, every[:0])
 
     @classmethod
     def split(cls, n: int, seed: int) -> Rows:

@@ -13,7 +13,9 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from lightning_bnn import modules, samplers
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.predictions import Predictions
 from lightning_bnn.sklearn import BnnClassifier, BnnRegressor
+from lightning_bnn.tabular import Rows
 
 SMALL = {"hidden": (16,), "epochs": 20, "batch_size": 16, "random_state": 0}
 NOISE = 0.3
@@ -134,7 +136,7 @@ def test_calibrated_coverage_has_the_law_of_order_statistics():
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("conformal", ["cv+", "split"])
+@pytest.mark.parametrize("conformal", ["folds", "split"])
 def test_intervals_hold_new_targets_where_the_noise_depends_on_the_row(conformal):
     random, shares = np.random.default_rng(0), []
     for k in range(5):
@@ -155,22 +157,29 @@ def test_intervals_hold_new_targets_where_the_noise_depends_on_the_row(conformal
 
 def test_no_network_predicts_rows_that_it_was_trained_on():
     x, y = noisy(60)
-    regressor = BnnRegressor(options={"members": 6}, **SMALL).fit(x, y)
-    held = regressor._held
+    settings = {**SMALL, "options": {"members": 10}}
+    regressor = BnnRegressor(**settings).fit(x, y)
     rows = torch.from_numpy((x - x.mean(0)) / x.std(0))
+    folds = Rows.by_folds(60, 10, regressor.module_.seed).folds
+    scores = torch.empty(60, dtype=torch.float64)
     for i in range(60):
-        k = int(held.folds[i])
-        wanted = regressor.module_.member(k)(rows[i : i + 1])[0, 0].item()
-        assert held.predictions[k].means[i, 0].mean().item() == pytest.approx(wanted, abs=1e-5)
+        members = [regressor.module_.member(k) for k in (int(folds[i]), int(folds[i]) + 5)]
+        outputs = torch.stack([m(rows[i : i + 1]) for m in members]).detach()
+        mean, std = Predictions.of(regressor.module_.likelihood, outputs).moments()
+        scores[i] = ((y[i] - y.mean()) / y.std() - mean[0, 0]).abs() / std[0, 0]
+    found = regressor._held.whole[:, 0].sort().values
+    torch.testing.assert_close(found, scores.sort().values, rtol=1e-4, atol=1e-4)
     other = y.copy()
-    other[held.folds == 2] += 50  # a member does not see its fold
-    again = BnnRegressor(options={"members": 6}, **SMALL)
+    other[folds == 2] += 50  # a member does not see its fold
+    again = BnnRegressor(**settings)
     again._scaled = lambda t, rows: (
         regressor._scaled(y[:, None], rows) + torch.from_numpy((t - y[:, None]) / y.std()).float()
     )
     again.fit(x, other)
-    same = [torch.equal(*(e.module_.member(m)(rows) for e in (regressor, again))) for m in range(6)]
-    assert same == [m == 2 for m in range(6)]
+    same = [
+        torch.equal(*(e.module_.member(m)(rows) for e in (regressor, again))) for m in range(10)
+    ]
+    assert same == [m in (2, 7) for m in range(10)]
 
 
 def test_sets_hold_the_class_and_temperatures_never_make_surer():
@@ -218,9 +227,9 @@ def short(**options):
 test_bad_input = refuses(
     (lambda: BnnClassifier("Forest").fit(*TWO), "`method` must be .*MFVI"),
     (lambda: BnnRegressor().fit([[0.0], [np.nan]], [0, 1]), "contains NaN: fill .*Imputer"),
-    (lambda: BnnRegressor(conformal="loo").fit(*TWO), "`conformal` must be one of auto, cv"),
-    (lambda: BnnRegressor("Laplace", conformal="cv+").fit(*TWO), "Laplace completes all members"),
-    (lambda: short(conformal="cv+", options={"members": 1}), "needs at least 2 members, got 1"),
+    (lambda: BnnRegressor(conformal="loo").fit(*TWO), "`conformal` must be one of auto, folds"),
+    (lambda: BnnRegressor("Laplace", conformal="folds").fit(*TWO), "Laplace completes all members"),
+    (lambda: short(conformal="folds", options={"members": 1}), "needs at least 2 members, got 1"),
     (lambda: short().calibrate([[0.0]], [0.0, 1.0]), r"`y` must have shape \(1,\), got \(2,\)"),
     (lambda: LABELLED().calibrate(*TWO[:1], [0, 7]), r"has not seen: \[7\]"),
     (lambda: LABELLED().predict_sets([[0.0]]), "no rows to calibrate sets with"),

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
         mean_band,
         quantile_band,
     )
-    from lightning_bnn.calibration.cross_conformal import (
-        cross_conformal_intervals,
-        cross_conformal_sets,
-    )
+    from lightning_bnn.calibration.cross_conformal import FoldScores
 
 __all__ = [
     "Calibrated",
     "ConformalSets",
+    "FoldScores",
     "Intervals",
     "Spread",
     "Temperature",
@@ -38,8 +36,6 @@ __all__ = [
     "calibrated",
     "conformal_intervals",
     "conformal_sets",
-    "cross_conformal_intervals",
-    "cross_conformal_sets",
     "fit_spread",
     "fit_temperature",
     "fit_vector",

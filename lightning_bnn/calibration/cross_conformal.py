@@ -1,121 +1,65 @@
-"""Sets and intervals from predictions of networks that have not seen the row: CV+."""
+"""Thresholds for an ensemble from its members that have not seen the row: cross-conformal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.calibration.conformal import (
-    Band,
-    Intervals,
-    checked_band,
-    conformal_quantiles,
-    conformal_rank,
-)
-from lightning_bnn.metrics.validation import check_finite
-from weightsym.params import check_between
-
-_ENTRIES = 2_000_000
-"""Ends of intervals that are sorted at a time."""
+from lightning_bnn.calibration.conformal import conformal_quantiles
 
 
-def cross_conformal_intervals(
-    band: Band, targets: Tensor, folds: Tensor, alpha: int | float = 0.1
-) -> Callable[[Band], Intervals]:
-    r"""Intervals from a table that was predicted fold by fold, without rows for calibration alone.
+@dataclass(frozen=True)
+class FoldScores:
+    r"""Scores of the rows of a table, each by the members of an ensemble that left its fold out.
 
-    With the score :math:`R_i = \max(l_i - y_i, y_i - h_i) / s_i` of row i, which is in fold
-    :math:`k_i` and predicted by networks that were not trained on this fold, the ends are the
-    :math:`\lceil (n + 1)(1 - \alpha) \rceil`-th smallest of
+    One of K folds is left out by G of M = KG members, so that a row is scored by an ensemble that
+    is smaller, and less accurate, than the one that predicts new rows. Cross-conformal prediction
+    (CV+) therefore covers more than asked. The part of a squared error that is due to single
+    members falls with their number as 1/G: what half of the G members lose against all of them is
+    what these lose against an ensemble twice as large. The threshold extrapolates to M members,
 
-    .. math:: h_{k_i}(x) + R_i\, s_{k_i}(x) \quad\text{and of}\quad
-        -l_{k_i}(x) + R_i\, s_{k_i}(x)
+    .. math:: q_M^2 = q_G^2 - c\, (q_{G/2}^2 - q_G^2), \quad
+        c = \frac{1/G - 1/M}{2/G - 1/G} = 1 - 1/K
 
-    For K folds of n / K exchangeable rows, they hold a new target with probability at least
-    :math:`1 - 2\alpha - \min\big(\tfrac{2 (1 - 1/K)}{n/K + 1}, \tfrac{1 - K/n}{K + 1}\big)`, and
-    mostly :math:`1 - \alpha` or more. With all rows in fold 0 (rows that no network was trained on)
-    it is split conformal prediction, `conformal_intervals`, and holds it with :math:`1 - \alpha`.
-    Fewer than :math:`1/\alpha - 1` rows give infinite intervals, and one warning.
+    with conformal quantiles q, and :math:`q_M^2 \geq q_G^2 / K`. With a single fold (rows that no
+    member was trained on) c = 0, and it is split conformal prediction, with its guarantee. With
+    several there is no guarantee for every table; `docs/intervals.md` has what was measured.
 
     References:
+        | Cross-Conformal Predictors (Vovk, 2015), https://arxiv.org/abs/1208.0806
         | Predictive Inference with the Jackknife+ (Barber, Candes, Ramdas and Tibshirani, 2021)
         | https://arxiv.org/abs/1905.02928
 
-    Args:
-        band: of the rows, each by the networks that were trained without its fold.
-        targets: theirs, ``(rows, ...)``.
-        folds: the fold of each row, ``(rows,)``.
-        alpha: the share of new targets that may lie outside.
+    Attributes:
+        whole: by all members without the fold of the row, ``(rows, ...)``.
+        halves: by the first and by the last half of these, ``(2, rows, ...)``.
+        folds: how many there are.
+        power: of the scores that falls with the number of members, 2 for errors.
 
-    Returns:
-        A function from the bands of new rows by every fold's networks, ``(folds, new rows, ...)``,
-        to `Intervals`.
-
-    >>> from lightning_bnn.calibration import mean_band
-    >>> means, targets = torch.zeros(1, 10, 1), torch.arange(10.0)[:, None]
-    >>> band, folds = mean_band(means, torch.ones(1, 10, 1)), torch.arange(10) % 2
-    >>> rule = cross_conformal_intervals(band, targets, folds)
-    >>> new = Band(*(t[None, :1].repeat(2, 1, 1) for t in band))  # both folds predict 0
-    >>> rule(new).low.item(), rule(new).high.item()
-    (-9.0, 9.0)
+    >>> errors = torch.arange(1.0, 10)
+    >>> FoldScores(errors, errors.expand(2, -1), folds=5).threshold(0.1).item()
+    9.0
+    >>> round(FoldScores(errors, 1.2 * errors.expand(2, -1), folds=5).threshold(0.1).item(), 2)
+    7.24
     """
-    check_between("alpha", alpha)
-    check_finite(targets, "targets")
-    band, targets = checked_band(band), targets.double()
-    if targets.shape != band.low.shape or folds.shape != targets.shape[:1]:
-        raise ValueError(
-            f"`targets` and `folds` must have shapes {tuple(band.low.shape)} and "
-            f"{tuple(band.low.shape[:1])}, got {tuple(targets.shape)} and {tuple(folds.shape)}."
-        )
-    scores = torch.maximum(band.low - targets, targets - band.high) / band.scale
 
-    def intervals(new: Band) -> Intervals:
-        new = checked_band(new)
-        step = max(1, _ENTRIES // max(1, scores.numel()))
-        starts = range(0, new.low.shape[1], step)
-        parts = [ends(Band(*(t[:, start : start + step] for t in new))) for start in starts]
-        return Intervals(*map(torch.cat, zip(*parts, strict=True)))
+    whole: Tensor
+    halves: Tensor
+    folds: int
+    power: int = 2
 
-    def ends(new: Band) -> tuple[Tensor, Tensor]:
-        width = scores[:, None] * new.scale[folds]
-        high = conformal_quantiles(new.high[folds] + width, alpha)[0]
-        low = -conformal_quantiles(width - new.low[folds], alpha)[0]
-        middle = (low + high) / 2
-        return torch.where(low > high, middle, low), torch.where(low > high, middle, high)
+    def threshold(self, alpha: int | float) -> Tensor:
+        """The score that new rows exceed with this probability.
 
-    return intervals
-
-
-def cross_conformal_sets(
-    scores: Tensor, folds: Tensor, new: Tensor, alpha: int | float = 0.1
-) -> Tensor:
-    r"""Sets of classes from a table that was predicted fold by fold.
-
-    .. math:: \big(c : \textstyle\sum_i [s_i < s_{k_i}(x, c)] < (n + 1)(1 - \alpha)\big)
-
-    The guarantees are those of `cross_conformal_intervals`. Fewer than :math:`1/\alpha - 1` rows
-    give sets of all classes.
-
-    References:
-        | Classification with Valid and Adaptive Coverage (Romano, Sesia and Candes, 2020)
-        | https://arxiv.org/abs/2006.02544
-
-    Args:
-        scores: of the true class of each row, by networks trained without its fold, ``(rows,)``.
-        folds: the fold of each row.
-        new: scores of all classes of new rows by every fold's networks,
-            ``(folds, new rows, classes)``, see `set_scores`.
-        alpha: the share of new rows whose class may be missing from its set.
-
-    >>> scores, folds = torch.arange(9.0), torch.arange(9) % 3
-    >>> cross_conformal_sets(scores, folds, torch.tensor([[[8.0, 8.5]]]).repeat(3, 1, 1))
-    tensor([[ True, False]])
-    """
-    check_between("alpha", alpha)
-    smaller = torch.zeros(new.shape[1:], dtype=torch.long)
-    for fold, values in enumerate(new):
-        known = scores[folds == fold].sort().values
-        smaller += torch.searchsorted(known, values.contiguous())
-    return smaller < conformal_rank(len(scores), alpha)
+        Args:
+            alpha: the probability; fewer than ``1 / alpha - 1`` rows give infinity and a warning.
+        """
+        whole = conformal_quantiles(self.whole, alpha)[0]
+        if not bool(whole.isfinite().all()):
+            return whole
+        pairs = [conformal_quantiles(half, alpha)[0] for half in self.halves]
+        most, half = whole**self.power, torch.stack(pairs).pow(self.power).mean(0)
+        least = most - (1 - 1 / self.folds) * (half - most)
+        return torch.maximum(least, most / self.folds) ** (1 / self.power)

@@ -1,19 +1,18 @@
 """Conformal sets and intervals: exact ranks, brute force, and the law that they cover."""
 
-import itertools
 import math
 import warnings
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest, spearmanr
 
 from lightning_bnn.calibration import (
+    FoldScores,
     conformal_intervals,
     conformal_sets,
-    cross_conformal_intervals,
-    cross_conformal_sets,
     quantile_band,
 )
 from lightning_bnn.calibration.conformal import (
@@ -226,40 +225,49 @@ def test_bands_that_are_far_too_wide_shrink_to_points_at_most():
 
 
 # ------------------------------------------------------------ by folds
-def test_cross_conformal_intervals_are_those_of_a_loop():
-    """By numpy, from the formula of the jackknife+; with one fold they are split conformal."""
+def test_scores_of_one_fold_are_those_of_split_conformal_prediction():
     g = torch.Generator().manual_seed(0)
-    folds, targets = torch.arange(30) % 3, torch.randn(30, 2, generator=g).double()
-    band = Band(*(torch.randn(30, 2, generator=g).double() for _ in range(3)))
-    new = Band(*(torch.randn(3, 5, 2, generator=g).double() for _ in range(3)))
-    band, new = (Band(b.low, b.low, b.scale.exp()) for b in (band, new))
-    found, rank = cross_conformal_intervals(band, targets, folds, 0.2)(new), math.ceil(31 * 0.8)
-    for row, t in itertools.product(range(5), range(2)):
-        ends = []
-        for sign in (-1, 1):
-            values = sorted(
-                sign * float(new.low[folds[i], row, t])
-                + abs(float(targets[i, t] - band.low[i, t]))
-                / float(band.scale[i, t]) * float(new.scale[folds[i], row, t])
-                for i in range(30)
-            )  # fmt: skip
-            ends.append(sign * values[rank - 1])
-        assert [found.low[row, t].item(), found.high[row, t].item()] == pytest.approx(ends)
-    one = Band(*(part[:1] for part in new))
-    split = conformal_intervals(band, targets, 0.2)(Band(*(part[0] for part in one)))
-    alone = cross_conformal_intervals(band, targets, 0 * folds, 0.2)(one)
-    torch.testing.assert_close((*alone,), (*split,))
-    assert not torch.allclose(alone.high, found.high)
+    errors, halves = torch.rand(99, 2, generator=g), torch.rand(2, 99, 2, generator=g)
+    split = FoldScores(errors, 2 * halves, 1).threshold(0.1)
+    torch.testing.assert_close(split, conformal_quantiles(errors, 0.1)[0])
+    assert (FoldScores(errors, 2 * halves, 5).threshold(0.1) < split).all()
 
 
-def test_cross_conformal_sets_of_one_fold_are_conformal_sets():
-    probs, labels = predictions(150)
-    rule = conformal_sets(probs[:99], labels[:99], 0.1)
-    scores, folds = set_scores(probs, "thr"), torch.zeros(99, dtype=torch.long)
-    known = scores[:99].gather(-1, labels[:99, None])[:, 0]
-    found = cross_conformal_sets(known, folds, scores[None, 99:], 0.1)
-    assert torch.equal(found, rule(probs[99:]))
-    assert not torch.equal(cross_conformal_sets(known, folds, scores[None, 99:], 0.4), found)
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
+def test_thresholds_are_those_of_the_whole_ensemble(share):
+    """In closed form: errors N(0, s + v / G) of G members, whose own part is ``share`` at G = 4."""
+    g, n = torch.Generator().manual_seed(0), 200_000
+    noise = (1 - share) ** 0.5 * torch.randn(n, generator=g).double()
+    own = (4 * share) ** 0.5 * torch.randn(4, n, generator=g).double()
+    whole, first, last = ((noise + m.mean(0)).abs() for m in (own, own[:2], own[2:]))
+    found = FoldScores(whole, torch.stack([first, last]), folds=5).threshold(0.1)
+    wanted = 1.645 * (1 - share + share / 5) ** 0.5  # of 20 members
+    assert float(found) == pytest.approx(wanted, rel=0.03)
+    assert float(conformal_quantiles(whole, 0.1)) == pytest.approx(1.645, rel=0.02)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.5])
+def test_ensembles_by_folds_cover_as_often_as_asked(noise):
+    """200 tables of 100 rows, by members that are least squares of a few random features."""
+    random, covered, by_quantile = np.random.default_rng(0), [], []
+    for _ in range(200):
+        x = random.normal(size=(400, 2))
+        y = np.sin(x[:, 0]) + x[:, 1] + noise * random.normal(size=400)
+        folds, outputs = np.arange(100) % 5, np.empty((20, 400))
+        for m in range(20):
+            features = np.tanh(x @ random.normal(size=(2, 12)) + random.normal(size=12))
+            seen = np.flatnonzero(folds != m % 5)
+            outputs[m] = features @ np.linalg.lstsq(features[seen], y[seen], rcond=None)[0]
+        by_fold = outputs[:, :100].reshape(4, 5, 100)[:, folds, np.arange(100)]
+        parts = by_fold, by_fold[:2], by_fold[2:]
+        whole, *halves = (torch.from_numpy(np.abs(y[:100] - p.mean(0))) for p in parts)
+        errors = np.abs(y[100:] - outputs[:, 100:].mean(0))
+        threshold = FoldScores(whole, torch.stack(halves), folds=5).threshold(0.1)
+        covered.append((errors <= float(threshold)).mean())
+        by_quantile.append((errors <= float(conformal_quantiles(whole, 0.1))).mean())
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.02)
+    if noise < 0.1:
+        assert np.mean(by_quantile) > 0.925  # as the members make errors of their own
 
 
 ZEROS = torch.zeros(12)
