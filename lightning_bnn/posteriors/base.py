@@ -71,7 +71,7 @@ class Posterior(nn.Module, ABC):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the posterior as safetensors and plain JSON, which hold no code.
 
-        Gaussians, Laplace approximations, lists of networks, and mixtures of these can be saved.
+        Gaussians, Laplace approximations, lists of networks, mixtures and permutations of these.
 
         Args:
             folder: a new folder, or one without a posterior.

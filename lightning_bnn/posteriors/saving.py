@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.sources import DenseGaussian
+from lightning_bnn.posteriors.symmetrized import Symmetrized
+from weightsym import Axis, PermutationGroup, Placement, Symmetries
 from weightsym import params as P
 from weightsym.params import Params, RavelSpec, check_not_negative, first_line, keyed_generator
 
@@ -53,7 +56,10 @@ def posterior_of(
 
 
 # ------------------------------------------------------------ kinds
-_KINDS = (DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, Empirical, Mixture)
+_KINDS = (
+    DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, Empirical, Mixture,
+    Symmetrized,
+)  # fmt: skip
 
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
@@ -81,6 +87,9 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
             settings |= {"chains": list(posterior.chains), "order": order}
         case Mixture():
             settings["components"] = [_settings(component) for component in posterior.modes()]
+        case Symmetrized():
+            settings |= {"base": _settings(posterior.base), "draws": posterior.draws}
+            settings |= _permutations(posterior.sym)
     return settings
 
 
@@ -121,15 +130,10 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
                 {name: constants[name] for name in settings["order"]}, _integers(settings["chains"])
             )
         case "Mixture":
-            parts = [
-                _made(component, _below(f"components.{k}.", state))
-                for k, component in enumerate(settings["components"])
-            ]
-            _check_positive("weights of a mixture", state["weights"])
-            if abs(float(state["weights"].sum()) - 1) > 1e-5:
-                raise ValueError("the weights of a mixture do not sum to 1")
-            _check_alike(parts)
-            return Mixture(parts, state["weights"].tolist())
+            return _mixture(settings["components"], state)
+        case "Symmetrized":
+            base = _made(settings["base"], _below("base.", state))
+            return Symmetrized(base, _symmetries(settings), settings["draws"])
     raise ValueError(f"{str(settings['class'])[:80]!r} is not a class of saved posteriors")
 
 
@@ -140,6 +144,46 @@ def _network(
     names, shapes = list(settings["shapes"]), map(torch.Size, settings["shapes"].values())
     mean = P.unravel(state["mean"], RavelSpec(tuple(names), tuple(shapes)))
     return {name: {**constants, **mean}[name] for name in settings["order"]}, names
+
+
+def _mixture(components: Sequence[Mapping[str, Any]], state: Params) -> Mixture:
+    parts = [
+        _made(component, _below(f"components.{k}.", state))
+        for k, component in enumerate(components)
+    ]
+    _check_positive("weights of a mixture", state["weights"])
+    if abs(float(state["weights"].sum()) - 1) > 1e-5:
+        raise ValueError("the weights of a mixture do not sum to 1")
+    _check_alike(parts)
+    return Mixture(parts, state["weights"].tolist())
+
+
+def _permutations(sym: Symmetries) -> dict[str, Any]:
+    """Return the permutations of a network as plain data."""
+    groups = [
+        {
+            "units": g.units, "name": g.name, "kind": g.kind, "inner": g.inner,
+            "tensors": g.tensors, "places": [[p.axis, p.positions.tolist()] for p in g.placements],
+        }
+        for g in sym.permutations
+    ]  # fmt: skip
+    shapes = {name: list(shape) for name, shape in sym.shapes.items()}
+    axes = [asdict(axis) for axis in sym.axes]
+    return {"axes": axes, "groups": groups, "of": shapes, "weights": sym.weights}
+
+
+def _symmetries(settings: Mapping[str, Any]) -> Symmetries:
+    """Make symmetries from permutations as plain data."""
+    groups = tuple(
+        PermutationGroup(
+            g["units"], g["name"], tuple(Placement(a, torch.tensor(p)) for a, p in g["places"]),
+            g["kind"], tuple(map(tuple, g["inner"])), tuple(map(tuple, g["tensors"])),
+        )
+        for g in settings["groups"]
+    )  # fmt: skip
+    shapes = {name: torch.Size(shape) for name, shape in settings["of"].items()}
+    axes = tuple(Axis(**axis) for axis in settings["axes"])
+    return Symmetries(axes, groups, (), (), weights=tuple(settings["weights"]), shapes=shapes)
 
 
 def _below(prefix: str, state: Params) -> Params:

@@ -12,8 +12,10 @@ from lightning_bnn.posteriors import (
     LowRankGaussian,
     Mixture,
     Posterior,
+    Symmetrized,
 )
 from lightning_bnn.posteriors.laplace import CurvatureBlock
+from weightsym import discover
 from weightsym import params as P
 
 
@@ -78,6 +80,7 @@ POSTERIORS = {
     "tensor of chains": lambda: networks(torch.arange(8) // 4),
     "mixture": lambda: Mixture([gaussian(k) for k in range(3)], [0.1, 0.2, 0.6]),
     "mixture of networks": lambda: Mixture([networks() for _ in range(2)]),
+    "symmetrized": lambda: Symmetrized(gaussian(), discover(template(), torch.eye(3).double())),
     "mixture of mixtures": lambda: Mixture([Mixture([laplace(), gaussian()]), gaussian(7)]),
 }
 

@@ -84,6 +84,7 @@ if TYPE_CHECKING:  # for packages that build on this one
     from weightsym.forms.min_mass import excess
     from weightsym.forms.sorting import SortKey
     from weightsym.groups.axis_maps import along_axis
+    from weightsym.groups.placements import Axis, Placement
     from weightsym.groups.symmetries import Group, without_groups
     from weightsym.groups.units import unit_rows, writer
     from weightsym.groups.validation import check_symmetries
