@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from lightning_bnn.metrics.gaussian_mixture import log_mean_exp
+from lightning_bnn.metrics.validation import check_classes
 from weightsym.params import (
     Params,
     at_least_single,
@@ -319,13 +320,8 @@ class Dirichlet(Categorical):
 
 def _check_range(targets: Tensor, classes: int) -> None:
     """Refuse unknown classes, if the targets can be read without synchronisation."""
-    if _can_be_seen(targets) and targets.numel():
-        low, high = (int(t) for t in targets.aminmax())
-        if low < 0 or high >= classes:
-            raise ValueError(
-                f"`targets` must be between 0 and {classes - 1}, since the network has "
-                f"{classes} outputs; they range from {low} to {high}."
-            )
+    if _can_be_seen(targets):
+        check_classes(targets, classes)
 
 
 def _can_be_seen(targets: Tensor) -> bool:

@@ -40,9 +40,6 @@ class PosteriorDoctor(Onlooker):
             run breaks off.
         module: name of the network inside the LightningModule, if it is not to be guessed.
 
-    Attributes:
-        report: the latest `lightning_bnn.doctor.Report`.
-
     >>> import tempfile
     >>> from lightning import Trainer
     >>> from lightning_bnn.datamodules import TwoGaussians
@@ -61,13 +58,20 @@ class PosteriorDoctor(Onlooker):
     def __init__(self, every_n_epochs: int | None = None, module: str | None = None) -> None:
         check_count("every_n_epochs", every_n_epochs, optional=True)
         self.every_n_epochs, self.module = every_n_epochs, module
-        self.report: Any = None
+        self._report: Any = None
         self.curves: dict[str, list[float]] = {}
         self._training, self._training_is_whole = ExampleStore(_TRAINING), False
         self._held_out = ExampleStore(_HELD_OUT)
         self._loss: Tensor | None = None
         self._steps = 0
         self._listener = ExampleListener(module)
+
+    @property
+    def report(self) -> Any:
+        """The latest `lightning_bnn.doctor.Report`, which the end of a fit makes."""
+        if self._report is None:
+            raise ValueError("PosteriorDoctor has no report yet: it is made at the end of a fit.")
+        return self._report
 
     @property
     def state_key(self) -> str:
@@ -85,7 +89,7 @@ class PosteriorDoctor(Onlooker):
         check_name(pl_module, self.module)
         if not trainer.ckpt_path:
             self.curves = {}
-        self.report = None
+        self._report = None
         self._loss, self._steps = None, 0
         self._training.clear()
         self._training_is_whole = False
@@ -175,7 +179,7 @@ class PosteriorDoctor(Onlooker):
         training, held_out = self._training.examples(), self._held_out.examples()
         curves = {name: list(values) for name, values in self.curves.items()}
         with random_numbers(elsewhere(pl_module.parameters())):
-            self.report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
+            self._report = examine_run(trainer, pl_module, self.module, training, held_out, curves)
         self._tell(trainer, self.report)
 
     def _tell(self, trainer: Any, report: Any) -> None:

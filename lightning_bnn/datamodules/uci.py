@@ -77,7 +77,7 @@ class UCI(DataModule):
         super().__init__(batch_size, eval_batch_size, seed, orders)
         if not isinstance(table, str) or Path(table).name != table or not table.strip("."):
             raise ValueError(f"`table` must be the name of a table, e.g. 'energy', got {table!r}.")
-        self.table = table
+        self.table = table.removesuffix(".csv")
         self.root, self.split, self.val_size = data_root(root), split, val_size
         self.target_std: Tensor | None = None
 

@@ -48,13 +48,15 @@ class Location:
     def file(self) -> Path:
         """Find the checkpoint, bank or folder of networks, or the newest checkpoint of a run."""
         if not self.path.exists():
-            raise ValueError(f"There is nothing at {self.path}.")
+            raise ValueError(f"There is nothing at {self.path}.{_other_places()}")
         if self.path.is_file() or (self.path / "manifest.jsonl").is_file():
             return self.path
         is_run = (self.path / "config.yaml").is_file()  # what lies below a run belongs to it
         versions = [self.path] if is_run else [c.parent for c in self.path.rglob("config.yaml")]
         banks = [manifest.parent for manifest in self.path.rglob("manifest.jsonl")]
         if not versions:
+            if not any(file.is_file() for file in self.path.rglob("*")):
+                raise ValueError(f"There is no posterior in {self.path}.{_other_places()}")
             return self._only(banks) if banks else self.path
         runs = sorted({v.parent if v != self.path else v for v in versions})
         files = sorted(self.path.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
@@ -93,6 +95,14 @@ class Location:
     def digest(self) -> str:
         """Return a digest of the file, to detect changes."""
         return digest_of_file(self.file())
+
+
+def _other_places() -> str:
+    """Name folders with checkpoints below the current one, in a sentence."""
+    patterns = "*.ckpt", "*/*.ckpt", "*/*/*.ckpt", "*/*/*/*.ckpt"
+    files = (file for pattern in patterns for file in Path().glob(pattern))
+    folders = sorted({str(file.parent).removesuffix("/checkpoints") for file in files})
+    return f" Checkpoints are in {', '.join(folders[:4])}." if folders else ""
 
 
 def digest_of_file(file: Path) -> str:

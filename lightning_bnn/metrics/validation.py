@@ -102,13 +102,20 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
         raise ValueError(
             f"`labels` must be {probs.shape[0]} integers, got {labels.dtype} {tuple(labels.shape)}."
         )
-    if labels.numel():
-        low, high = torch.stack(labels.long().aminmax()).tolist()
-        if low < 0 or high >= probs.shape[-1]:
-            raise ValueError(
-                f"`labels` must be in 0..{probs.shape[-1] - 1}, got {low if low < 0 else high}"
-                + (": do yours begin at 1?" if high == probs.shape[-1] and low > 0 else ".")
-            )
+    check_classes(labels, probs.shape[-1])
+
+
+def check_classes(labels: Tensor, classes: int) -> None:
+    """Require indices of classes that the network has."""
+    if not labels.numel():
+        return
+    low, high = torch.stack(labels.long().aminmax()).tolist()
+    if low < 0 or high >= classes:
+        from_one = high == classes and low > 0
+        raise ValueError(
+            f"`labels` must be in 0..{classes - 1}, since the network has {classes} outputs, got "
+            f"{low if low < 0 else high}{': do yours begin at 1?' if from_one else '.'}"
+        )
 
 
 def check_predictions(probs: Tensor) -> None:

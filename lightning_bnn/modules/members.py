@@ -295,6 +295,8 @@ def explaining_misfits(network: nn.Module, inputs: Sequence[Any]) -> Iterator[No
             wrong += "" if all(x.is_floating_point() for x in tensors) else "; pass `x.float()`"
         elif any(word in str(error) for word in ("shape", "size", "Dimension")):
             wrong = f"shape {', '.join(str(tuple(x.shape)) for x in tensors)}: {first}"
+            labels = all(x.ndim == 1 and not x.is_floating_point() for x in tensors)
+            wrong += "; batches are (inputs, labels), in this order" if labels else ""
         else:
             raise
         modules = {id(module) for module in network.modules()}

@@ -209,7 +209,10 @@ def refusal_of(hint: Any, value: Any, note: str = "") -> Refusal:
     """
     text = str(value.as_dict() if isinstance(value, Namespace) else value)
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-    return Refusal(f"must be {_choice(hint)}{note}, got {text}")
+    choice = _choice(hint)
+    listed = "a list of" in choice and isinstance(value, (str, int, float))
+    meant = f"; a list is written [{text}]." if listed else ""
+    return Refusal(f"must be {choice}{note}, got {text}", meant=meant)
 
 
 def _choice(hint: Any) -> str:
