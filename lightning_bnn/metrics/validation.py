@@ -111,10 +111,10 @@ def check_classes(labels: Tensor, classes: int) -> None:
         return
     low, high = torch.stack(labels.long().aminmax()).tolist()
     if low < 0 or high >= classes:
-        from_one = high == classes and low > 0
+        got, from_one = low if low < 0 else high, high == classes and low > 0
         raise ValueError(
-            f"`labels` must be in 0..{classes - 1}, since the network has {classes} outputs, got "
-            f"{low if low < 0 else high}{': do yours begin at 1?' if from_one else '.'}"
+            f"`labels` must be in 0..{classes - 1}, got {got}: the network has {classes} outputs"
+            f"{'; do yours begin at 1?' if from_one else '.'}"
         )
 
 
