@@ -248,16 +248,18 @@ class TableEstimator(BaseEstimator):
     @torch.no_grad()
     def _scored(self, inputs: Tensor, targets: Tensor, rows: Rows) -> FoldScores:
         """Score rows by the networks that were trained without their folds, and by halves."""
-        whole, first, last = [], [], []
+        whole, scores = [], []
         for fold, predict in enumerate(self._predictors(rows.count)):
             mine = rows.folds == fold
             outputs = torch.cat([predict(part) for part in self._batches(inputs[mine])], 1)
             half = (len(outputs) + 1) // 2
-            for parts, some in (whole, outputs), (first, outputs[:half]), (last, outputs[-half:]):
-                parts.append(Predictions.of(self.module_.likelihood, some, targets[mine]))
+            read = partial(Predictions.of, self.module_.likelihood, targets=targets[mine])
+            whole.append(read(outputs))
+            parts = whole[-1], read(outputs[:half]), read(outputs[-half:])
+            scores.append(torch.stack([self._score(part) for part in parts]))
         self._hold(whole)
-        scores = [torch.cat([self._score(p) for p in parts]) for parts in (whole, first, last)]
-        return FoldScores(scores[0], torch.stack(scores[1:]), rows.count, self._power)
+        of_all, *of_halves = torch.cat(scores, 1)
+        return FoldScores(of_all, torch.stack(of_halves), rows.count, self._power)
 
     def _predictors(self, count: int) -> list[Any]:
         """For every fold, a function from inputs to outputs of the networks without it."""

@@ -95,7 +95,8 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, TableEstimator):
     def _ends(self, predictions: Any, alpha: float) -> list[NDArray[Any]]:
         """Both ends of intervals, conformal ones if rows calibrate them."""
         if self._held is None:
-            low, high, _ = quantile_band(*predictions.components(), alpha)
+            means, stds = predictions.components()
+            low, high, _ = quantile_band(means, stds, alpha)
         else:
             mean, std = predictions.moments()
             width = self._held.threshold(alpha) * std
