@@ -23,6 +23,7 @@ STUDIES = {
 REFERENCES = {
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
     "lineage": "children of networks, attacked, and who finds them: our tests and published ones",
+    "rebase": "vision transformers: what fine-tuning has learnt, on a base of another seed",
     "uci": "all methods on the UCI tables and their published splits, beside published results",
     "reference": "sample a reference yourself by long chains, with its diagnostics",
     "posteriordb": "write a reference in the format of posteriordb",

@@ -235,7 +235,7 @@ def family(name: str, settings: Scale) -> Family:
     sets = [(source.normalise(x[: settings.images]), y[: settings.images])
             for x, y in (splits.train, splits.ood["fashion"])]  # fmt: skip
     held = source.normalise(splits.test[0][:1000]), splits.test[1][:1000]
-    return Family(name, make, names, _pictures(*sets[0]), _pictures(*sets[1]), held)
+    return Family(name, make, names, pictures(*sets[0]), pictures(*sets[1]), held)
 
 
 def _generator(*key: Any) -> torch.Generator:
@@ -262,7 +262,14 @@ def _texts(letters: Tensor) -> Sampler:
     return sample
 
 
-def _pictures(inputs: Tensor, labels: Tensor) -> Sampler:
+def pictures(inputs: Tensor, labels: Tensor) -> Sampler:
+    """Draw batches of images.
+
+    Args:
+        inputs: all images.
+        labels: their classes.
+    """
+
     def sample(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(inputs), (64,), generator=generator)
         return inputs[chosen], labels[chosen]

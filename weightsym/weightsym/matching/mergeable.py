@@ -144,7 +144,7 @@ def mergeable(
         height = None
         if model is not None and batches is not None:
             height = barrier(model, element(a), b, batches, loss).height
-        meetings.append(Meeting(method, element, _cosine(Moved(a, element), b, sym), height))
+        meetings.append(Meeting(method, element, least_cosine(Moved(a, element), b, sym), height))
     related = relation(a, b, sym, seed=seed) if exchangeable else None
     return Mergeable(tuple(meetings), related, tolerance)
 
@@ -168,7 +168,7 @@ def in_frame(
     return match(a, b, sym, signs=True, seed=seed).element if method != "plain" else Element(sym)
 
 
-def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries) -> float:
+def least_cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries) -> float:
     """The least cosine of two networks in any matrix that symmetries move."""
     cosines = [math.nan]
     for name in (n for n in sorted(sym.compared) if len(sym.shapes[n]) > 1):
