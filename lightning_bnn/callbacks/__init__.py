@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_bnn.callbacks.orbit_drift import *
     from lightning_bnn.callbacks.permutation_tau import *
     from lightning_bnn.callbacks.posterior_doctor import *
+    from lightning_bnn.callbacks.symmetric_average import *
     from lightning_bnn.callbacks.training_cost import *
 
 lazy_package(__name__)

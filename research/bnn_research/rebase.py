@@ -23,7 +23,7 @@ from weightsym.params import Params, keyed_generator
 Images = tuple[Tensor, Tensor]
 _SCALES = (0.25, 0.5, 0.75, 1.0)
 """Factors of a change, of which the best on validation images is taken."""
-_HELD = 1000
+_HELD, _BATCH = 1000, 64
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def frames(module: nn.Module, old: Params, new: Params, digits: Task) -> dict[st
         digits: on which both were trained.
     """
     sym, (x, y) = discover(module, digits.train[0][:2]), digits.train
-    batches = list(zip(x[:1024].split(64), y[:1024].split(64), strict=True))
+    batches = list(zip(x[:1024].split(_BATCH), y[:1024].split(_BATCH), strict=True))
     by_data = match_all(
         old, new, sym, model=module, batches=[x for x, _ in batches[:8]], by="activations"
     )

@@ -37,6 +37,7 @@ from lightning_bnn.callbacks import (
     PermutationTau,
     PosteriorDoctor,
     PosteriorFigures,
+    SymmetricAverage,
     TrainingCost,
 )
 from lightning_bnn.modules import SGHMC, DeepEnsemble
@@ -170,6 +171,7 @@ CALLBACKS = {
     "PosteriorFigures": (plain, lambda folder: [PosteriorFigures(1)]),
     "CheckpointHarvester": (plain, lambda folder: [CheckpointHarvester(folder, every_n_steps=1)]),
     "PosteriorDoctor": (plain, lambda folder: [PosteriorDoctor(1)]),
+    "SymmetricAverage": (plain, lambda folder: [SymmetricAverage()]),
     "ChainDiagnostics": (chains, lambda folder: [ChainDiagnostics()]),
     "TrainingCost": (
         lambda: DeepEnsemble(small_network(), members=2, optimizer=adam),
@@ -247,7 +249,9 @@ class Drawing(L.Callback):
         torch.rand(1)
 
 
-@pytest.mark.parametrize("one", [n for n in CALLBACKS if n != "DrawnWeights"], indirect=True)
+@pytest.mark.parametrize(
+    "one", sorted(CALLBACKS.keys() - {"DrawnWeights", "SymmetricAverage"}), indirect=True
+)
 def test_looks_at_a_network_that_draws_noise_change_no_weight(one, monkeypatch):
     for place, build in {"runs": runs.network, __name__: small_network}.items():
         name = "network" if place == "runs" else "small_network"
