@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_bnn.methods.mfvi import *
     from lightning_bnn.methods.networks import *
     from lightning_bnn.methods.run import *
+    from lightning_bnn.methods.scalabl import *
     from lightning_bnn.methods.sgmcmc import *
     from lightning_bnn.methods.swag import *
     from lightning_bnn.methods.symmetrized_vi import *

@@ -28,6 +28,7 @@ __all__ = [
     "SGHMC",
     "SMILE",
     "SWAG",
+    "ScalaBL",
     "SymmetrizedVI",
     "TFB",
     "lightning_class",
@@ -194,6 +195,7 @@ if TYPE_CHECKING:  # a checker knows no class that a function makes: each is the
     SGHMC = OfMethod
     SMILE = OfMethod
     SWAG = OfMethod
+    ScalaBL = OfMethod
     SymmetrizedVI = OfMethod
     TFB = OfMethod
 else:
@@ -210,5 +212,6 @@ else:
     SGHMC = _made(methods.SGMCMC, optimizer=samplers.SGHMC)
     SMILE = _made(methods.StochasticMILE, members=4, optimizer=samplers.SMILE)
     SWAG = _made(methods.SWAG)
+    ScalaBL = _made(methods.ScalaBL)
     SymmetrizedVI = _made(methods.SymmetrizedVI)
     TFB = _made(methods.TFB)

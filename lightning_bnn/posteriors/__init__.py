@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_bnn.posteriors.gaussian import *
     from lightning_bnn.posteriors.laplace import *
     from lightning_bnn.posteriors.merging import *
+    from lightning_bnn.posteriors.scales import *
     from lightning_bnn.posteriors.streaming import *
     from lightning_bnn.posteriors.symmetrized import *
 

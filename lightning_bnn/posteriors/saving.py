@@ -15,6 +15,7 @@ from lightning_bnn.posteriors.base import Posterior, check_fit
 from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
+from lightning_bnn.posteriors.scales import GaussianScales
 from lightning_bnn.posteriors.sources import DenseGaussian
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 from weightsym import Axis, PermutationGroup, Placement, Symmetries
@@ -57,8 +58,8 @@ def posterior_of(
 
 # ------------------------------------------------------------ kinds
 _KINDS = (
-    DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, Empirical, Mixture,
-    Symmetrized,
+    DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, GaussianScales, Empirical,
+    Mixture, Symmetrized,
 )  # fmt: skip
 
 
@@ -82,6 +83,8 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
             settings |= {name: getattr(posterior, name) for name in names}
             settings["order"] = list(posterior.constants.tensors())
             settings["blocks"] = [list(block.names) for block in posterior.blocks]
+        case GaussianScales():
+            settings |= {"rows": posterior.rows, "order": list(posterior.order)}
         case Empirical():
             order = list(posterior.networks)
             settings |= {"chains": list(posterior.chains), "order": order}
@@ -101,10 +104,9 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             mean, names = _network(settings, state, constants)
             _check_positive("standard deviations", state["log_std"].double().exp())
             return DiagonalGaussian(mean, 1.0, names)
-        case "DenseGaussian":
-            mean = {name: constants[name] for name in settings["order"]}
-            _check_positive("standard deviations", state["root"].square().sum(1).sqrt())
-            return DenseGaussian(mean, state["root"], list(settings["shapes"]))
+        case "DenseGaussian" | "GaussianScales":
+            network = {name: constants[name] for name in settings["order"]}
+            return _around(network, settings, state)
         case "LowRankGaussian":
             mean, names = _network(settings, state, constants)
             spec = P.ravel(mean, names)[1]
@@ -135,6 +137,15 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             base = _made(settings["base"], _below("base.", state))
             return Symmetrized(base, _symmetries(settings), settings["draws"])
     raise ValueError(f"{str(settings['class'])[:80]!r} is not a class of saved posteriors")
+
+
+def _around(network: Params, settings: Mapping[str, Any], state: Params) -> Posterior:
+    if settings["class"] == "GaussianScales":
+        std = state["log_std"].exp()
+        _check_positive("standard deviations", std)
+        return GaussianScales(network, settings["rows"], state["mean"], std)
+    _check_positive("standard deviations", state["root"].square().sum(1).sqrt())
+    return DenseGaussian(network, state["root"], list(settings["shapes"]))
 
 
 def _network(

@@ -22,6 +22,7 @@ STUDIES = {
 """Tables and figures of the papers."""
 REFERENCES = {
     "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
+    "alignment": "planted permutations, barriers of pairs, and averages across runs",
     "lineage": "children of networks, attacked, and who finds them: our tests and published ones",
     "rebase": "vision transformers: what fine-tuning has learnt, on a base of another seed",
     "uci": "all methods on the UCI tables and their published splits, beside published results",

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_bnn.callbacks import PosteriorDoctor
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.modules import IVON, MFVI, SWAG, TFB, DeepEnsemble, Laplace
+from lightning_bnn.modules import IVON, MFVI, SWAG, TFB, DeepEnsemble, Laplace, ScalaBL
 
 WIDTH = 64
 CASES = {
@@ -23,6 +23,7 @@ CASES = {
     SWAG: {"optimizer": adam, "start": 0},
     Laplace: {"optimizer": adam, "structure": "diag"},
     TFB: {"optimizer": adam},
+    ScalaBL: {"optimizer": adam},
 }
 
 

@@ -25,6 +25,7 @@ from lightning_bnn.modules import (
     Distillation,
     Laplace,
     MCDropout,
+    ScalaBL,
     SymmetrizedVI,
 )
 from lightning_bnn.modules.prediction import count_of, unrefreshed
@@ -159,6 +160,7 @@ MODULES = {
     ),
     "multi-laplace": kind(Laplace, members=2, layers="last", prior_std=1.0, **LEARNED),
     "distilled": Kind(Distillation, distilled),
+    "scalabl": kind(ScalaBL, members=2, **LEARNED),
     "tfb": kind(TFB, prior_std=1.0, draws=4, **LEARNED),
     "hmc": kind(
         HMC, _without_dropout, members=2, every_n_steps=2, burn_in=4,

@@ -8,6 +8,7 @@ from torch import nn
 from lightning_bnn.posteriors import (
     DiagonalGaussian,
     Empirical,
+    GaussianScales,
     LaplaceGaussian,
     LowRankGaussian,
     Mixture,
@@ -60,6 +61,12 @@ def dense():
     return Posterior.of(types.SimpleNamespace(params=params, prec=prec), net)
 
 
+def scales():
+    net = P.of(template())
+    return GaussianScales(net, {"0.weight": 4, "2.weight": 2}, torch.rand(6).double() + 0.5,
+                          torch.rand(6).double() + 0.1)  # fmt: skip
+
+
 def networks(*chains):
     return Empirical(P.populate(template(), 8), *chains)
 
@@ -73,6 +80,7 @@ POSTERIORS = {
     "gaussian of some weights": lambda: DiagonalGaussian(
         P.of(template()), 0.3, ["2.weight", "0.bias"]
     ),
+    "scales": scales,
     "low rank": lambda: LowRankGaussian.fit(P.populate(template(), 40), 5, 0.1),
     "networks": networks,
     "networks of chains": lambda: networks([0, 0, 1, 1, 2, 2, 3, 3]),
