@@ -69,10 +69,13 @@ class AllDataSampling(Method):
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights.
+        transitions: number of transitions per training step. Schedules count transitions. In a
+            Trainer, whose step takes longer than one in a small problem, ten are much faster.
         keeping: schedule and storage of the collected networks.
     """
 
     prior_std: float = 1.0
+    transitions: int = 1
     keeping: Keeping = field(default_factory=Keeping)
 
     sampler: ClassVar[type]
@@ -82,6 +85,7 @@ class AllDataSampling(Method):
 
     def __post_init__(self) -> None:
         check_positive("prior_std", self.prior_std)
+        check_count("transitions", self.transitions)
         self.prior = IsotropicGaussianPrior(self.prior_std)
 
     def init(self, network: nn.Module, stack: Params) -> AllDataChains:

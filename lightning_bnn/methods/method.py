@@ -326,6 +326,9 @@ class Transitions(Protocol):
     (True, False)
     """
 
+    transitions: int
+    """Number of transitions per training step."""
+
     def transition(self, state: Any, run: Run, move: Callable[..., Tensor]) -> dict[str, Tensor]:
         """Move all chains once.
 

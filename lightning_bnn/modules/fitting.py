@@ -155,11 +155,12 @@ def _fit(module: Bayesian) -> Fit:
     steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
     if batches < math.inf:  # of streams, the number is not known
         batches = math.ceil(batches / trainer.accumulate_grad_batches)
+    each = module.method.transitions if isinstance(module.method, Transitions) else 1
     return Fit(
         anew=trainer.ckpt_path is None and trainer.global_step == 0,
-        steps=math.inf if steps in (None, -1) else steps,
+        steps=math.inf if steps in (None, -1) else each * steps,
         epochs=epochs_of(trainer),
-        epoch_steps=batches,
+        epoch_steps=each * batches,
         optimizer=trainer.optimizers[0],
         schedulers=_schedulers(module),
         clips_gradients=bool(trainer.gradient_clip_val),
@@ -209,13 +210,17 @@ def transition(module: Bayesian) -> None:
     sampler: Any = module.optimizers()
     method = module.method
     assert isinstance(method, Transitions)
-    before = module.trainer.global_step
-    with explaining_misfits(module.template, module.run.rows):
-        terms = method.transition(module.state, module.run, sampler.step)
+    count, trainer = method.transitions, module.trainer
+    before = count * trainer.global_step
+    for k in range(1, count + 1):
+        is_last = k == count  # which the trainer counts
+        move = sampler.step if is_last else sampler.optimizer.step
+        with explaining_misfits(module.template, module.run.rows):
+            terms = method.transition(module.state, module.run, move)
+        after_step(module, before + k, trainer.is_last_batch and is_last)
     for name, value in {**terms, **sampler.optimizer.metrics()}.items():
         mean = value.mean().float() if isinstance(value, Tensor) else value
         log(module, f"train/{name}", mean, prog_bar=name == "acceptance")
-    after_step(module, before + 1)
 
 
 def log_sampler(module: Bayesian) -> None:
@@ -228,16 +233,17 @@ def log_sampler(module: Bayesian) -> None:
             module.log(f"train/{name}", value)
 
 
-def after_step(module: Bayesian, step: int) -> None:
+def after_step(module: Bayesian, step: int, epoch_ends: bool) -> None:
     """Tell the method that the weights have moved.
 
     Args:
         module: in the fit.
-        step: number of optimizer steps so far, this one included.
+        step: number of optimizer steps or transitions so far, this one included.
+        epoch_ends: whether this was the last one of its epoch.
     """
     trainer = module.trainer
     progress = Progress(
-        step, trainer.current_epoch, trainer.is_last_batch, trainer.optimizers[0],
+        step, trainer.current_epoch, epoch_ends, trainer.optimizers[0],
         _schedulers(module), lambda tensors: in_common(module, tensors),
     )  # fmt: skip
     if module.method.after_step(module.state, progress, module.run):

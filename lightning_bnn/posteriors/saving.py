@@ -65,12 +65,7 @@ _KINDS = (
 
 def _settings(posterior: Posterior) -> dict[str, Any]:
     """Return the settings of a posterior, without its tensors."""
-    if type(posterior) not in _KINDS:
-        raise ValueError(
-            f"{type(posterior).__name__} cannot be saved, since it consists of more than "
-            "tensors: save draws of it, `Empirical(posterior.sample(n), [0] * n)`."
-        )
-    settings: dict[str, Any] = {"class": type(posterior).__name__}
+    settings: dict[str, Any] = {"class": _name_of_kind(posterior)}
     match posterior:
         case DiagonalGaussian() | LowRankGaussian() | DenseGaussian():
             spec = posterior.spec
@@ -94,6 +89,16 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
             settings |= {"base": _settings(posterior.base), "draws": posterior.draws}
             settings |= _permutations(posterior.sym)
     return settings
+
+
+def _name_of_kind(posterior: Posterior) -> str:
+    name = type(posterior).__name__
+    if type(posterior) not in _KINDS:
+        raise ValueError(
+            f"{name} cannot be saved, since it consists of more than tensors: save draws of it, "
+            "`Empirical(posterior.sample(n), [0] * n)`."
+        )
+    return name
 
 
 def _made(settings: Mapping[str, Any], state: Params) -> Posterior:

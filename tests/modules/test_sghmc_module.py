@@ -1,5 +1,7 @@
 """Chains in Lightning: what is kept and where, the target, energies, what is warned of."""
 
+from functools import partial
+
 import pytest
 import torch
 from cases import Forward
@@ -204,7 +206,7 @@ def test_the_energy_is_that_of_all_the_data():
         outputs = P.apply(module.template, stack, x)
         nll = -outputs.log_softmax(-1)[:, torch.arange(60), y].sum(1)
         squares = P.ravel(stack, stacked=True)[0].square().sum(1) / (2 * 0.7**2)
-        torch.testing.assert_close(energies, (nll + squares).detach().double())
+        torch.testing.assert_close(energies, (nll + squares).detach().double(), rtol=1e-6, atol=0)
         wanted = torch.autograd.grad((nll + squares).sum(), list(stack.values()))
         for p, grad in zip(module.state.networks.parameters(), wanted, strict=True):
             torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-4)
@@ -266,3 +268,34 @@ def test_nothing_is_kept_of_the_descent_and_the_adaptation(burn_in):
     run.fit(module, Blobs(batch_size=60))
     assert len(module.posterior().networks["0.weight"]) == 2 * (kept + 5)
     assert {"train/energy_variance", "train/memory_length"} <= set(run.callback_metrics)
+
+
+def test_several_transitions_of_a_step_are_as_many_steps(tmp_path):
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=12)
+
+    def fitted_chains(transitions, steps, ckpt=None, save=None):
+        torch.manual_seed(0)
+        module = HMC(
+            nn.Linear(3, 1), members=2, transitions=transitions, every_n_steps=2, burn_in=6, seed=1,
+            likelihood=Gaussian(std=0.5),
+            optimizer=partial(samplers.HMC, step_size=0.05, leapfrog_steps=3, adapt_steps=4),
+        )  # fmt: skip
+        fitting = trainer(max_steps=steps, max_epochs=-1)
+        fitting.fit(module, loader, ckpt_path=ckpt)
+        if save:
+            fitting.save_checkpoint(save)
+        return module.posterior().networks, module.state.notes
+
+    one, notes = fitted_chains(1, 20)
+    five, of_five = fitted_chains(5, 4)
+    assert len(one["weight"]) == 2 * (20 - 6) // 2
+    assert all(torch.equal(one[n], five[n]) for n in one)
+    assert torch.equal(notes["acceptance"], of_five["acceptance"])
+    assert notes["transitions"] == of_five["transitions"] == 20
+    path = tmp_path / "half.ckpt"
+    fitted_chains(5, 2, save=path)
+    resumed, _ = fitted_chains(5, 4, ckpt=path)
+    assert all(torch.equal(one[n], resumed[n]) for n in one)
+    other, _ = fitted_chains(5, 3)
+    assert len(other["weight"]) < len(one["weight"])
