@@ -266,7 +266,7 @@ def _pairs(settings: Scale, data: MnistImages, seed: int) -> Table:
         sym, (a, b) = discover(nets[0], data.test[0][:2]), map(P.of, nets)
         given: dict[str, Any] = {"model": nets[0], "batches": data.batches()}
         ways: dict[str, Callable[[], Params]] = {
-            "nothing": lambda a=a: a,
+            "nothing": functools.partial(dict, a),
             **{w: functools.partial(_matched, a, b, sym, method=w) for w in WAYS},
             "activations": functools.partial(_matched, a, b, sym, method="activations", **given),
             "learned": functools.partial(
