@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnn_research.lineage import Transformer, pictures, trained
+from bnn_research.families import Transformer, pictures, trained
 from bnn_research.scales import settings_of
 from lightning_bnn.datamodules import MNIST
 from lightning_bnn.findings import Findings, publish, results_folder

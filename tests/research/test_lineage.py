@@ -9,7 +9,8 @@ from shell import failure
 from small_runs import assert_published, called, numbers
 
 from bnn_research.cli import main
-from bnn_research.lineage import FAMILIES, Scale, Transformer, auc, family, true_positives
+from bnn_research.families import FAMILIES, Scale, Transformer, family
+from bnn_research.lineage import auc, true_positives
 from bnn_research.rivals import RIVALS, Names, Suspect
 from weightsym import Element, discover, fold_networks
 from weightsym import params as P
@@ -93,7 +94,8 @@ def test_every_score_is_defined_where_a_family_has_what_it_reads(name, data):
     a = Suspect.of(net, P.of(net), every.names, every.held[0])
     undefined = {n for n, score in RIVALS.items() if math.isnan(score(a, a))}
     gated, attention = {"phi_MATCH"}, {"HuRef ICS", "AWM"}
-    wanted = {"Llama": set(), "CNN": gated | attention}.get(name, gated)
+    plain = gated | attention
+    wanted = {"Llama": set(), "CNN": plain, "MLP": plain}.get(name, gated)
     assert undefined == wanted
     assert 0 <= every.accuracy(net, P.of(net)) <= 100
 
@@ -116,7 +118,10 @@ def test_children_of_small_networks_are_found(data, tmp_path):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--families", "[RNN]"], "`families` must be some of Llama, GPT-2, ViT, CNN, got 'RNN'"),
+        (
+            ["--families", "[RNN]"],
+            "`families` must be some of Llama, GPT-2, ViT, CNN, MLP, got 'RNN'",
+        ),
         (["--networks", "1"], "`networks` must be at least 2, got 1"),
     ],
 )

@@ -7,7 +7,7 @@ from small_runs import called, numbers
 
 from bnn_research import rebase as study
 from bnn_research.cli import main
-from bnn_research.lineage import Transformer
+from bnn_research.families import Transformer
 from weightsym import discover, fold_norms, permute, random_permutations
 from weightsym import params as P
 

@@ -157,8 +157,8 @@ def test_places_of_independent_networks_are_uniform(pairs, siblings):
 
 def test_independent_networks_agree_in_fewer_units_than_the_calibration_allows(pairs):
     shares = [g.agreeing / g.units for found in pairs for g in found.groups]
-    assert 2 / 64 < sum(shares) / len(shares) < 0.6 * EXCESS  # features of the same data agree
-    assert max(shares) < EXCESS
+    assert sum(shares) / len(shares) < 3 / 64
+    assert max(shares) < 0.6 * EXCESS
     assert {found.verdict for found in pairs} == {"independent"}
     assert min(min(found.p_robust, found.p_close) for found in pairs) == 1
 
@@ -169,7 +169,7 @@ def test_children_are_told_and_no_symmetry_hides_them(name, siblings, digits):
     child = CHILDREN[name](a, b, digits)
     found = relation(child, a, sym)
     assert found.verdict == "made from it"
-    assert max(found.p_exact, found.p_robust) < 1e-10
+    assert max(found.p_exact, found.p_robust) < 1e-8
     attacked = relation(Element.random(sym, seeded(4))(child), a, sym)
     assert attacked.verdict == "made from it"
     assert attacked.p_exact > 1e-3  # no unit is in its place

@@ -86,8 +86,8 @@ class Difference:
         b: the second one.
         permutations: for every unit of B the one of A, as it was given, that matching by weights
             finds without knowing the places of units.
-        agreeing: by group of permutations, how many units what comes before them and what follows
-            match alike; groups whose weights cannot be parted are left out.
+        agreeing: by group of permutations, how many units both parts of their weights match alike
+            (see `relation`); groups with too few weights are left out.
         fingerprints: of both networks, see `fingerprint`.
 
     >>> from weightsym import params as P

@@ -28,8 +28,8 @@ from weightsym.params import Params, is_weight
 Verdict = Literal["same function", "made from it", "independent", "cannot be told"]
 CHANCE = 1e-6
 """Probabilities below this tell that one network was made from the other."""
-EXCESS = 0.5
-"""The share of units that agree beyond chance in independent networks, at most (0.45 was seen)."""
+EXCESS = 0.3
+"""The share of units that agree beyond chance in independent networks, at most (0.2 was seen)."""
 _EQUAL = 1e-5  # a rest that rounding explains
 _NEAR = 1e-3  # of one tensor
 _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
@@ -47,8 +47,8 @@ class SharedUnits:
         units: how many there are.
         in_place: how many of B are matched to the unit of A with the same number; None where units
             of both are sorted alike, as the states of a Mamba begin, so that places prove nothing.
-        agreeing: how many are matched alike by what comes before and by what follows; None where
-            the weights of a group cannot be parted.
+        agreeing: how many are matched alike by both parts of their weights; None where there are
+            too few weights to be parted.
 
     >>> from weightsym import SharedUnits
     >>> SharedUnits("up.weight", 128, in_place=1, agreeing=120)
@@ -71,9 +71,9 @@ class Relation:
         p_exact: of as many units in their places. If training treats units alike, the permutation
             between independent networks is uniform, whatever data they saw:
             :math:`P(F \ge k) \le 1 / k!`.
-        p_robust: of as many units that are matched alike by two sets of tensors with nothing in
-            common. It is calibrated: independent networks with features in common agree in less
-            than ``EXCESS`` of their units beyond chance.
+        p_robust: of as many units that are matched alike by two parts of their weights. It is
+            calibrated: independent networks agree in less than ``EXCESS`` of their units beyond
+            chance.
         p_close: of tensors as close, if their directions were random, for any of all permutations.
 
     >>> import torch

@@ -17,6 +17,9 @@ from weightsym.params import Params
 
 Node = tuple[str, int]
 """A group of permutations or of matrices, by its kind and number."""
+_Rows = tuple[Placement, Tensor, Tensor]
+"""The weights of the units of both networks at a place."""
+_FEWEST, _MOST = 2, 1024  # directions that units are compared in, and units that tell which
 
 
 def fixed_points(order: Tensor) -> int:
@@ -27,15 +30,16 @@ def fixed_points(order: Tensor) -> int:
 class Walk:
     """Two networks whose groups are matched one by one, by tensors that come before each.
 
-    Both must have the least mass, so that matrices are rotations. What follows a group then judges
-    how its units were matched: by the cosines of its units with each other, which nothing behind
-    them changes.
+    Both must have the least mass, so that matrices are rotations. The weights of each unit are also
+    compared in two parts, which must match it alike: the quarter of all directions in which the
+    units of the goal vary most, where what networks of the same data have in common lies, and the
+    other directions.
 
     Attributes:
         moving: the first network, as far as it has been brought to the second one.
         goal: the second one.
         sources: by group that is matched, all tensors whose numbers have decided how.
-        agreeing: by group of permutations, the units that what follows matches alike.
+        agreeing: by group of permutations, the units that both parts match alike.
     """
 
     def __init__(self, a: Params, b: Params, sym: Symmetries) -> None:
@@ -90,9 +94,8 @@ class Walk:
             self._turn(node[1], group, first)
         else:
             self._order(node[1], first)
-            rest = [p for p in places if axes[p.axis].tensor not in sources and self._is_wide(p)]
-            if rest and group.units > 1:
-                self.agreeing[node[1]] = fixed_points(self._order_within(rest))
+            if group.units > 1 and (agreeing := self._found_twice(first)) is not None:
+                self.agreeing[node[1]] = agreeing
         self.sources[node] = sources
         self._flip(first)
         return True
@@ -119,7 +122,7 @@ class Walk:
         """Turn spaces as Procrustes does."""
         cross = torch.zeros((), dtype=torch.float64)
         for place in first:
-            mine, theirs = self._rows(place)
+            _, mine, theirs = self._rows(place)
             cross = cross + (theirs @ mine.mT).double()
         basis = group.basis.to(cross)
         turn = group.lifted(procrustes(basis.mT @ cross @ basis).matrices)
@@ -127,9 +130,26 @@ class Walk:
 
     def _order(self, k: int, first: Sequence[Placement]) -> None:
         """Put units in the order of those of the goal."""
-        order = assign(self._cosines(self.goal, self.moving, first))
+        order = assign(self._cosines([self._rows(p) for p in first]))
         orders = [order if j == k else None for j in range(len(self.sym.permutations))]
         self.moving = act(self.moving, self.sym, {"permutations": orders})
+
+    def _found_twice(self, places: Sequence[Placement]) -> int | None:
+        """The number of units that both parts of their weights match alike, None if too small."""
+        parts: tuple[list[_Rows], list[_Rows]] = [], []
+        for place in (p for p in places if self._is_wide(p)):
+            _, mine, theirs = self._rows(place)
+            directions = _directions(theirs)
+            if len(directions[0]) < _FEWEST:
+                return None
+            for part, some in zip(parts, directions, strict=True):
+                part.append((place, mine @ some.mT, theirs @ some.mT))
+        both = [self._cosines(part) for part in parts]
+        orders = [assign(cosines) for cosines in both]
+        alike = orders[0] == orders[1]
+        for cosines in both:  # units without weights fit everywhere
+            alike &= cosines.gather(1, orders[0][:, None])[:, 0] > 0
+        return int(alike.sum())
 
     def _flip(self, first: Sequence[Placement]) -> None:
         """Give signs that act on what was compared the values that suit it."""
@@ -139,7 +159,7 @@ class Walk:
             group, total = sym.signs[k], torch.zeros((), dtype=torch.float64)
             for place in group.placements:
                 if sym.axes[place.axis].tensor in names and place.exponent % 2:
-                    mine, theirs = self._rows(place)
+                    _, mine, theirs = self._rows(place)
                     total = total + (mine * theirs).sum(-1).double()
             signs = [torch.ones(g.units) for g in sym.signs]
             signs[k] = torch.where(total < 0, -1.0, 1.0).expand(group.units)
@@ -147,35 +167,22 @@ class Walk:
             self.moving |= act(some, sym, {"signs": signs})
         self.signed |= flips
 
-    def _rows(self, place: Placement) -> list[Tensor]:
-        return [unit_rows(w, self.sym, place).float() for w in (self.moving, self.goal)]
+    def _rows(self, place: Placement) -> _Rows:
+        mine, theirs = (unit_rows(w, self.sym, place).float() for w in (self.moving, self.goal))
+        return place, mine, theirs
 
-    # -------------------------------------------------------- from what follows
-    def _order_within(self, rest: Sequence[Placement]) -> Tensor:
-        """The order in which units of both are alike by their cosines with all other units.
-
-        Neither of the two that are compared counts: it stands where the first matching put it.
-        """
-        both = [self._cosines(w, w, rest).fill_diagonal_(0) for w in (self.moving, self.goal)]
-        others = max(len(both[0]) - 1, 1)
-        both = [(g - g.sum(1, keepdim=True) / others).fill_diagonal_(0) for g in both]
-        mine, theirs = (
-            (g.square().sum(1, keepdim=True) - g.square()).clamp_min(1e-30).sqrt() for g in both
-        )
-        return assign(both[0] @ both[1].mT / mine / theirs.mT)
-
-    def _cosines(self, a: Params, b: Params, places: Sequence[Placement]) -> Tensor:
-        """Cosines of the units of two networks at some places, with the signs that suit them."""
+    def _cosines(self, every: Sequence[_Rows]) -> Tensor:
+        """Cosines of all units of the goal with all others, with the signs that suit them."""
         parts: dict[frozenset[int], Tensor] = {}
         sizes = [torch.zeros(()), torch.zeros(())]
-        for place in places:
-            rows = [unit_rows(w, self.sym, place).float() for w in (a, b)]
+        for place, mine, theirs in every:
+            rows = theirs, mine
             sizes = [s.to(r.device) + r.square().sum(-1) for s, r in zip(sizes, rows, strict=True)]
-            product, signs = rows[0] @ rows[1].mT, self._signs(place)
+            product, signs = theirs @ mine.mT, self._signs(place)
             parts[signs] = parts[signs] + product if signs in parts else product
         total = torch.stack([p.abs() if signs else p for signs, p in parts.items()]).sum(0)
-        mine, theirs = (s.sqrt().clamp_min(1e-30) for s in sizes)
-        return total / mine[:, None] / theirs
+        norms = [s.sqrt().clamp_min(1e-30) for s in sizes]
+        return total / norms[0][:, None] / norms[1]
 
     def _signs(self, place: Placement) -> frozenset[int]:
         """The groups of signs that flip units at a place."""
@@ -183,3 +190,10 @@ class Walk:
         there[place.positions.reshape(-1).cpu()] = True
         pairs = self.sym.placements_by_axis("signs").get(place.axis, ())
         return frozenset(k for k, p in pairs if bool(there[p.positions.reshape(-1).cpu()].any()))
+
+
+def _directions(rows: Tensor) -> Sequence[Tensor]:
+    """The quarter of all directions in which some rows vary most, and the others."""
+    _, sizes, directions = torch.linalg.svd(rows[:_MOST], full_matrices=False)
+    directions = directions[sizes > 1e-4 * sizes[0]]
+    return directions.tensor_split([len(directions) // 4])
