@@ -20,7 +20,7 @@ SAME, COPY, APART, UNKNOWN = EXIT_CODES.values()
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch):
-    monkeypatch.setattr("weightsym.commands.diff.discover", known)
+    monkeypatch.setattr("weightsym.commands.diff.symmetries_in", known)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_other_statistics_are_another_function(tmp_path, capsys):
     ],
 )
 def test_verdicts_by_their_numbers(rest, outputs, p, verdict):
-    found = Difference((Stage("", {"w": rest**2}, {"w": 1.0}),), {}, {}, (), {})
+    found = Difference((Stage("", {"w": rest**2}, {"w": 1.0}),), ({}, {}), (), {})
     groups = (SharedUnits("w", 64, 1, 3),)
     for ps in itertools.permutations((1.0, 1.0, p)):
         assert verdict_of(Relation(found, groups, *ps), outputs, 2e-6) == verdict

@@ -11,7 +11,7 @@ from disk_networks import Experts
 from lightning_bnn import models
 from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
 from weightsym import params as P
-from weightsym.forms.fingerprint import _STEP, _code, at_least_mass
+from weightsym.forms.fingerprint import _STEP, _code, to_least_mass
 
 NAMES = ["mlp", "tanh mlp", "attention", "recurrent", "resnet", "adapter", "stream", "centred"]
 
@@ -85,8 +85,9 @@ def test_zeros_and_limits():
     assert set(fingerprint(empty, sym).norms.values()) == {0.0}
     headless = {**params, "3.weight": torch.zeros(2, 5)}
     assert not bool(min_mass(headless, sym).attained) or fingerprint(headless, sym).attained
-    least, attained = at_least_mass(P.stack([params, params]), sym)
-    assert least["1.weight"].shape == (2, 5, 4)
+    pair = P.stack([params, params])
+    least, attained = to_least_mass(pair, sym)
+    assert least.view(pair)["1.weight"].shape == (2, 5, 4)
     assert attained.shape == (2,)
 
 

@@ -112,7 +112,7 @@ def test_few_tokens_show_what_all_show(name, monkeypatch):
         empty = made(name)
     forget()
     example = tuple(example_for(empty).values())
-    found = networks.symmetries_in(empty, example)
+    found = networks.symmetries_in(empty, *example)
     assert described(found) == of_the_network_with_weights(name)
     has_tokens = empty.main_input_name == "input_ids"
     assert [23 in {len(p) for p in a[0].parameters()} for a in calls] == [has_tokens]

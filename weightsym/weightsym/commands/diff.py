@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weightsym import Difference, Fingerprint, Relation, barrier, discover, relation
+from weightsym import Difference, Fingerprint, Relation, barrier, relation
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
-from weightsym.commands.networks import build, fill, fit_all, shown
+from weightsym.commands.networks import build, fit_all, numbers, shown, symmetries_in
 from weightsym.commands.reports import Outcome, report_file, write_report
-from weightsym.discovery.folding import fold_networks
+from weightsym.discovery.folding import folding
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs
 from weightsym.matching.match import ByWeights
@@ -75,32 +75,31 @@ def diff(
     if target is None and _are_equal(*files):
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
         return Outcome({"verdict": "same function"})
-    tensors = [{n: f.number(n) for n in shown(f.places, f"reading {f.stored.path}")} for f in files]
-    fill(model, tensors[0])
-    model, (first, second) = fold_networks(model, tensors, *example)
-    networks = first, second
-    sym = discover(model, *example, batch_norm=architecture.batch_norm)
+    model, fold = folding(model, *example)
+    sym = symmetries_in(model, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
-    evidence = relation(*networks, sym, method=method, seed=architecture.seed)
+    first, second = (fold(numbers(file)) for file in files)
+    evidence = relation(first, second, sym, method=method, seed=architecture.seed)
     prints = evidence.difference.fingerprints
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
     inputs = random_inputs(*example, seed=architecture.seed)
-    outputs = output_error(model, *networks, inputs)
+    outputs = output_error(model, first, second, inputs)
     verdict = verdict_of(evidence, outputs, rounding)
-    pairs = (networks, (evidence.difference.a, evidence.difference.b))
-    examples = examples and examples.fitted(model, first)
+    examples = examples and examples.fitted(model, dict(first))
     batches = [] if examples is None else examples.batches
-    numbers: dict[str, Any] = {
+    found = evidence.difference
+    pairs = [(dict(first), dict(second)), (found.a, found.b)] if batches else []
+    every: dict[str, Any] = {
         "verdict": verdict,
         "rounding": rounding,
         "outputs": outputs,
-        "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs if batches],
+        "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs],
         "examples": str(examples or ""),
         "fingerprints": [p.code for p in prints],
         "settings": {"a": a, "b": b, "method": method, "seed": architecture.seed},
     }
-    print("\n".join([*_steps(evidence.difference), "", *_lines(evidence, numbers, prints)]))
-    content = _content(evidence, numbers)
+    print("\n".join([*_steps(evidence.difference), "", *_lines(evidence, every, prints)]))
+    content = _content(evidence, every)
     if target is not None:
         stages, shares = evidence.difference.stages, evidence.shares
         layers = {stage.name: stage.by_layer() for stage in stages}

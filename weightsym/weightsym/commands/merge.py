@@ -23,10 +23,11 @@ from weightsym.files import NetworkNames, open_network
 from weightsym.matching.align import distance_to_mean
 from weightsym.matching.interpolation import mean_loss
 from weightsym.matching.mergeable import Frame, in_frame
-from weightsym.matching.moved import Computed, inner_products
+from weightsym.matching.moved import inner_products
 from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
+from weightsym.networks.dicts import Computed
 from weightsym.networks.files import checkpoints
 from weightsym.networks.files.fitting import FittedNetwork, are_finite
 from weightsym.networks.files.stored import StoredNetwork, is_hugging_face
@@ -100,7 +101,7 @@ def merge(
     before = average.numbers()
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if method != "plain":
-        sym = symmetries_in(module, example, batch_norm=architecture.batch_norm)
+        sym = symmetries_in(module, *example, batch_norm=architecture.batch_norm)
         print(f"\n{sym}\n", flush=True)
         average.align(sym, method, architecture.seed)
         after = average.numbers()

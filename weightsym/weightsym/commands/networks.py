@@ -9,7 +9,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +25,11 @@ from weightsym.commands.mistakes import building
 from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, fit
 from weightsym.groups.placements import Axis
+from weightsym.networks.dicts import Computed
 from weightsym.networks.files.fitting import FittedNetwork, Others
 from weightsym.networks.files.loading import read_json
 from weightsym.networks.files.stored import StoredNetwork
 from weightsym.networks.meta import matrices_on_meta
-from weightsym.params import Params
 
 T = TypeVar("T")
 _TOKENS, _ROWS = 8, 2
@@ -216,14 +216,14 @@ def transformers_example(network: Any, text: str) -> tuple[Tensor, ...]:
     )
 
 
-def symmetries_in(network: nn.Module, example: tuple[Tensor, ...], **options: Any) -> Symmetries:
+def symmetries_in(network: nn.Module, *example: Tensor, **options: Any) -> Symmetries:
     """Find the symmetries of a network; for one of transformers, with few of its tokens.
 
     The rows of a table of tokens are all alike, and no group moves them, so that a few suffice.
 
     Args:
         network: any network.
-        example: of its input.
+        *example: of its input.
         **options: of `discover`.
     """
     short = _with_few_tokens(network)
@@ -273,14 +273,6 @@ def _with_few_tokens(network: Any) -> nn.Module | None:
     return short.eval()
 
 
-def fill(network: nn.Module, params: Params) -> None:
-    """Give weights to a network whose matrices are on the meta device, without copying them."""
-    if any(p.is_meta for p in network.parameters()):
-        network.load_state_dict(params, strict=False, assign=True)
-        tie: Callable[[], object] = getattr(network, "tie_weights", lambda: None)
-        tie()
-
-
 def names_in_files(network: nn.Module) -> NetworkNames:
     """List the names of tensors, and the names that files of transformers may omit."""
     ignored = getattr(network, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -288,6 +280,11 @@ def names_in_files(network: nn.Module) -> NetworkNames:
 
 
 # ------------------------------------------------------------ files
+def numbers(file: FittedNetwork) -> Mapping[str, Tensor]:
+    """Return the tensors of a network on disk for computation, each read when it is needed."""
+    return Computed(tuple(file.places), file.number)
+
+
 def fit_all(
     stored: Sequence[StoredNetwork], names: NetworkNames, prefix: str | None, others: Others
 ) -> list[FittedNetwork]:

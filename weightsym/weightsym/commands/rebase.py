@@ -56,7 +56,7 @@ def rebase(
     files = fit_all(stored, names, architecture.prefix, others)
     output = Output.checked(out, files[0], files, overwrite)
     assert output is not None
-    sym = symmetries_in(module, example, batch_norm=architecture.batch_norm)
+    sym = symmetries_in(module, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
     tuned, base, goal = files
     moved = rebased(tuned, base, goal, sym, scale, method, architecture.seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 import weightsym
 from weightsym import Symmetries, kinship, likeness, relation
 from weightsym.commands.architecture import Architecture
-from weightsym.commands.networks import build, fill, fit_all, shown, symmetries_in
+from weightsym.commands.networks import build, fit_all, numbers, shown, symmetries_in
 from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import folding
 from weightsym.files import NetworkNames, draft_of, open_network, read_file, save_tensors
@@ -22,7 +22,6 @@ from weightsym.matching.relation import Verdict
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.stored import StoredNetwork
 from weightsym.networks.forward import first_line
-from weightsym.params import Params
 
 _SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 _RELATED: Sequence[Verdict] = ("same function", "made from it")
@@ -106,7 +105,7 @@ class Link:
 class _Shelf:
     """Networks of one architecture, with the symmetries that they share."""
 
-    fold: Callable[[Params], Params]
+    fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
     sym: Symmetries
     networks: Mapping[str, FittedNetwork]
     sketches: Sequence[Mapping[str, Tensor]]
@@ -136,12 +135,11 @@ class _Shelf:
                 f"{folder} must hold at least two networks of one architecture, got "
                 f"{len(networks)}. {' '.join(reasons)}".rstrip()
             )
-        fill(model, _numbers(next(iter(networks.values()))))
         folded, fold = folding(model, *example)
-        sym = symmetries_in(folded, example, batch_norm=architecture.batch_norm)
+        sym = symmetries_in(folded, *example, batch_norm=architecture.batch_norm)
         library = _Library(kept, repr((weightsym.__version__, architecture, sym.shapes)))
         sketches = [
-            library.sketch(file, lambda file: likeness(fold(_numbers(file)), sym))
+            library.sketch(file, lambda file: likeness(fold(numbers(file)), sym))
             for file in shown(networks.values(), "reading")
         ]
         library.save()
@@ -155,7 +153,7 @@ class _Shelf:
     def link(self, a: int, b: int, similar: Tensor) -> Link:
         """Compare two networks in full."""
         files = list(self.networks.values())
-        first, second = (self.fold(_numbers(files[k])) for k in (a, b))
+        first, second = (self.fold(numbers(files[k])) for k in (a, b))
         found = relation(first, second, self.sym, seed=self.seed)
         p = min(found.p_exact, found.p_robust, found.p_close)
         return Link(a, b, float(similar[a, b]), found.verdict, p, found.difference.rest)
@@ -243,10 +241,6 @@ def _fitting(
         except ValueError as error:
             others[name] = first_line(error)
     return networks, others
-
-
-def _numbers(file: FittedNetwork) -> Params:
-    return {name: file.number(name) for name in file.places}
 
 
 def _candidates(similar: Tensor, nearest: int, suspect: int | None) -> list[tuple[int, int]]:

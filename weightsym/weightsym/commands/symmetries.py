@@ -59,7 +59,7 @@ def symmetries(
     for file in files:
         _load(model, file)
     started = time.perf_counter()
-    sym = symmetries_in(model, example, batch_norm=batch_norm, explain=explain)
+    sym = symmetries_in(model, *example, batch_norm=batch_norm, explain=explain)
     seconds = time.perf_counter() - started
     if explain is not None:
         return

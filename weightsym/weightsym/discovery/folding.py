@@ -8,15 +8,27 @@ LayerNorm).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from weightsym.discovery import discover
-from weightsym.groups.symmetries import Symmetries
-from weightsym.networks.forward import Inputs, on_network, outputs, structural_copy
+from weightsym.discovery.random_weights import RandomWeights
+from weightsym.networks.dicts import Computed
+from weightsym.networks.forward import (
+    Inputs,
+    as_real,
+    called,
+    called_by,
+    on_network,
+    structural_copy,
+    tensors_of,
+)
 from weightsym.params import Params, of
 
 
@@ -60,8 +72,11 @@ def fold_norms(model: nn.Module, *example: Any, partial: bool = False, **named: 
     return _without_gains(copy.deepcopy(model), folds)
 
 
+Network = Mapping[str, Tensor]
+
+
 def fold_networks(
-    model: nn.Module, networks: Sequence[Params], *example: Any, **named: Any
+    model: nn.Module, networks: Sequence[Network], *example: Any, **named: Any
 ) -> tuple[nn.Module, list[Params]]:
     """Fold the norms of several networks of one architecture, wherever only linear maps read them.
 
@@ -82,92 +97,131 @@ def fold_networks(
     True
     """
     folded, fold = folding(_filled(model, networks[0]), *example, **named)
-    return folded, [fold(network) for network in networks]
+    return folded, [dict(fold(network)) for network in networks]
 
 
 def folding(
     model: nn.Module, *example: Any, **named: Any
-) -> tuple[nn.Module, Callable[[Params], Params]]:
+) -> tuple[nn.Module, Callable[[Network], Network]]:
     """Find the norms that can be folded once, for networks that are read one by one.
 
     Args:
-        model: gives the computation and the weights of the module that is returned.
+        model: gives the computation, and the weights of the module that is returned. Its matrices
+            may be on the meta device.
         *example: example inputs, as the module takes them.
         **named: example inputs by name.
 
     Returns:
         The module without these gains, and a function from the tensors of a network to those of the
-        same network for this module.
+        same network for this module, each of which is computed when it is read.
     """
     folds, _ = _folds_of(model, Inputs(example, named))
     folded = _without_gains(_shared_copy(model), folds)
-    names = list(of(folded))
+    names = tuple(of(folded))
 
-    def fold(network: Params) -> Params:
-        after = _after(network, folds)
-        return {name: after[name] for name in names if name in after}
+    def fold(network: Network) -> Network:
+        here = tuple(name for name in names if _has(network, folds, name))
+        return Computed(here, functools.partial(_after, network, folds), network)
 
     return folded, fold
 
 
 # ------------------------------------------------------------ readers
-def _readers(sym: Symmetries, prefix: str) -> dict[str, int]:
-    """List the tensors that absorb the scales of a norm, if all may be linear maps after it.
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")
+_COPIES = (
+    "clone", "_to_copy", "copy", "cat", "stack", "index", "index_select", "gather", "mean", "sum",
+    "constant_pad_nd", "select_copy", "slice_copy",
+)  # fmt: skip
+
+
+class _Readers(TorchDispatchMode):
+    """The linear maps that read norms in a forward, and what else is done with both.
+
+    Attributes:
+        of_norm: by norm, its readers, and the dimension along which each reads it.
+        spoilt: norms that are read otherwise, and tensors that are used otherwise.
+    """
+
+    def __init__(self, network: nn.Module, norms: Iterable[str]) -> None:
+        super().__init__()
+        self.of_norm: dict[str, dict[str, int]] = {name: {} for name in norms}
+        self.spoilt: set[str] = set()
+        self._weights = dict(network.named_parameters())
+        self._names = {_memory(w): name for name, w in self._weights.items()}
+        self._norms: dict[int, str] = {}
+        self._held = list[Tensor]()  # so that no memory is used twice
+        for name in self.of_norm:
+            hook = functools.partial(self._normed, name)
+            network.get_submodule(name).register_forward_hook(hook)
+
+    def _normed(self, name: str, _: nn.Module, args: Any, output: Tensor) -> None:
+        self._note(name, output)
+
+    def _note(self, name: str, t: Tensor) -> None:
+        """Note that a tensor holds the outputs of a norm."""
+        self._norms[_memory(t)] = name
+        self._held.append(t)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Record who reads norms, and execute the operation."""
+        result = function(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        results = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        norms = {self._norms[_memory(x)] for x in given if _memory(x) in self._norms}
+        names = {self._names[_memory(x)] for x in given if _memory(x) in self._names}
+        operation, is_view = function._opname, {*map(_memory, results)} <= {*map(_memory, given)}
+        if operation in _PRODUCTS and len(norms) == 1 and names:
+            self._read(operation, norms.pop(), given[-2], given[-1])
+        elif operation in _COPIES and len(norms) == 1 and len(results) == 1:
+            self._note(norms.pop(), results[0])
+        elif not is_view:
+            self.spoilt |= norms | names
+        return result
+
+    def _read(self, operation: str, norm: str, left: Tensor, right: Tensor) -> None:
+        """Record a product of a norm and a tensor."""
+        w, along = (right, -2) if _memory(left) in self._norms else (left, -1)
+        along = -1 if operation == "linear" else along
+        name = self._names.get(_memory(w), "")
+        weight = self._weights.get(name)
+        if weight is None or weight.ndim != 2:
+            self.spoilt.add(norm)
+        elif name not in self.of_norm[norm]:
+            here, last = (w.stride(along), w.shape[along]), (weight.stride(-1), weight.shape[-1])
+            self.of_norm[norm][name] = -1 if here == last else 0
+
+
+def _memory(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+@torch.no_grad()
+def _readers(model: nn.Module, norms: Iterable[str], inputs: Inputs) -> dict[str, dict[str, int]]:
+    """List the linear maps of their own that read each norm, if nothing else does.
 
     Each comes with the dimension along which it reads the norm: the last one, or the first of two.
     """
-    gain = f"{prefix}weight"
-    groups = [[sym.axes[p.axis] for p in group.placements] for group in sym.scalings]
-    every = [axis for group in groups if gain in {a.tensor for a in group} for axis in group]
-    firsts = {axis.tensor for axis in every if axis.dim == 0}
-    readers = dict[str, int]()
-    for name in {axis.tensor: None for axis in every if axis.tensor not in (gain, f"{prefix}bias")}:
-        shape = sym.shapes[name]
-        if len(shape) == 2 and name in firsts and shape[:1] == sym.shapes[gain]:
-            readers[name] = 0
-        elif shape[1:] == sym.shapes[gain]:
-            readers[name] = -1
-        else:
-            return {}
-    return {name: readers[name] for name in sym.shapes if name in readers}
-
-
-def _folded(params: Params, prefix: str, readers: Mapping[str, int]) -> Params:
-    """Fold the gain and bias of a norm into its readers."""
-    gain, bias = params[f"{prefix}weight"], params.get(f"{prefix}bias")
-    new = {**params, f"{prefix}weight": torch.ones_like(gain)}
-    for name, dim in readers.items():
-        new[name] = params[name] * (gain if dim else gain[:, None])
-        if bias is not None:
-            new[f"{prefix}bias"] = torch.zeros_like(bias)
-            shift = params[name] @ bias if dim else bias @ params[name]
-            new[_bias_of(name)] = new.get(_bias_of(name), torch.zeros_like(shift)) + shift
-    return new
+    network = structural_copy(model).eval()
+    log, is_fused = _Readers(network, norms), torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # it hides who reads a norm
+        with log:
+            called(network, {}, on_network(network, inputs))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
+    times = Counter(name for readers in log.of_norm.values() for name in readers)
+    return {
+        norm: readers
+        for norm, readers in log.of_norm.items()
+        if norm not in log.spoilt and not any(n in log.spoilt or times[n] > 1 for n in readers)
+    }
 
 
 def _bias_of(weight: str) -> str:
     owner, dot, name = weight.rpartition(".")
     return owner + dot + (name.replace("weight", "bias") if "weight" in name else f"{name}_bias")
-
-
-@torch.no_grad()
-def _folds(model: nn.Module, prefix: str, readers: Mapping[str, int], inputs: Inputs) -> bool:
-    """Test whether folding keeps the function for random gains and biases."""
-    params: Params = dict(model.named_parameters())
-    generator = torch.Generator().manual_seed(0)
-    for full in (name for name in (f"{prefix}weight", f"{prefix}bias") if name in params):
-        params[full] = torch.randn(params[full].shape, generator=generator).to(params[full])
-    new = _folded(params, prefix, readers)
-    inputs = on_network(model, inputs)
-    added = [name for name in new if name not in params]
-    if any(type(model.get_submodule(name.rpartition(".")[0])) is not nn.Linear for name in added):
-        return False
-    before, after = (outputs(model, p, inputs) for p in (params, new))
-    tolerance = torch.finfo(params[f"{prefix}weight"].dtype).eps ** 0.3
-    return all(
-        bool((a - b).abs().max() <= tolerance * b.abs().max())
-        for a, b in zip(after, before, strict=True)
-    )
 
 
 # ------------------------------------------------------------ folds
@@ -182,6 +236,48 @@ class _Fold(NamedTuple):
     def prefix(self) -> str:
         return f"{self.name}." if self.name else ""
 
+    @property
+    def vectors(self) -> list[str]:
+        """The names of the gain and the bias."""
+        return [f"{self.prefix}{n}" for n in ("weight", "bias")[: 1 + (self.norm.bias is not None)]]
+
+    @property
+    def biases(self) -> dict[str, str]:
+        """The linear maps by the names of the biases that absorb that of the norm."""
+        return {_bias_of(n): n for n in self.readers} if self.norm.bias is not None else {}
+
+    def is_writable(self, model: nn.Module) -> bool:
+        """Return whether all linear maps have a bias, or are of torch and can have one."""
+        named = dict(model.named_parameters())
+        added = (n.rpartition(".")[0] for n in self.biases if n not in named)
+        return all(type(model.get_submodule(owner)) is nn.Linear for owner in added)
+
+    def scaled(self, network: Network, name: str, w: Tensor) -> Tensor:
+        """Return a linear map that reads the norm without its gain."""
+        gain = self.norm.offset + network[self.vectors[0]]
+        return w * (gain if self.readers[name] else gain[:, None])
+
+    def shift(self, network: Network, name: str, w: Tensor) -> Tensor:
+        """Return what the bias of the norm adds to the outputs of a linear map."""
+        bias = network[self.vectors[1]]
+        return w @ bias if self.readers[name] else bias @ w
+
+
+def _after(network: Network, folds: Sequence[_Fold], name: str) -> Tensor:
+    """Return one tensor of a network after some folds, one after the other."""
+    for k, fold in reversed([*enumerate(folds)]):
+        before = functools.partial(_after, network, folds[:k])
+        if name in fold.readers:
+            return fold.scaled(network, name, before(name))
+        if name in fold.biases:
+            shift = fold.shift(network, fold.biases[name], before(fold.biases[name]))
+            return before(name) + shift if _has(network, folds[:k], name) else shift
+    return network[name]
+
+
+def _has(network: Network, folds: Sequence[_Fold], name: str) -> bool:
+    return name in network or any(name in fold.biases for fold in folds)
+
 
 def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]:
     """Return the foldable norms of a network, and the names of all others."""
@@ -189,19 +285,34 @@ def _folds_of(model: nn.Module, inputs: Inputs) -> tuple[list[_Fold], list[str]]
     norms = {name: norm for name, module in affine.items() if (norm := _norm_of(module))}
     if not norms:
         return [], []
-    with_gains = _shared_copy(model).eval()
-    for name, norm in norms.items():
-        if norm.offset:
-            _put(with_gains, name, _WithGain(norm.plain, norm.gain, norm.bias))
-    sym = discover(with_gains, *inputs.args, **inputs.named)
-    folds, others = list[_Fold](), list[str]()
-    for name, norm in norms.items():
-        fold = _Fold(name, _readers(sym, f"{name}." if name else ""), norm)
-        if fold.readers and _folds(with_gains, fold.prefix, fold.readers, inputs):
-            folds.append(fold)
-        else:
-            others.append(name)
-    return folds, others
+    found = _readers(model, norms, inputs).items()
+    folds = [_Fold(name, readers, norms[name]) for name, readers in found if readers]
+    folds = [fold for fold in folds if fold.is_writable(model)]
+    if not _keep_the_function(model, folds, inputs):
+        folds = [fold for fold in folds if _keep_the_function(model, [fold], inputs)]
+    return folds, [name for name in norms if name not in {fold.name for fold in folds}]
+
+
+@torch.no_grad()
+def _keep_the_function(model: nn.Module, folds: Sequence[_Fold], inputs: Inputs) -> bool:
+    """Test whether folding keeps the function for random weights, gains and biases."""
+    network = structural_copy(model).eval()
+    weights, generator = RandomWeights.of_unknown(network), torch.Generator().manual_seed(0)
+    vectors = {n: weights.state[n] for fold in folds for n in fold.vectors}
+    vectors = {n: torch.randn(t.shape, generator=generator).to(t) for n, t in vectors.items()}
+    before = Computed(
+        tuple(weights.state), lambda n: vectors[n] if n in vectors else weights.read(n)
+    )
+    folded = structural_copy(_without_gains(_shared_copy(model), folds)).eval()
+    ways = (network, before.__getitem__), (folded, functools.partial(_after, before, folds))
+    inputs = on_network(network, inputs)
+    returned = (called_by(network, read, inputs) for network, read in ways)
+    old, new = ([as_real(t) for t in tensors_of(found)] for found in returned)
+    precision = max(torch.finfo(t.dtype).eps for t in vectors.values()) if vectors else 0.0
+    return all(
+        bool((a - b).abs().max() <= precision**0.3 * b.abs().max())
+        for a, b in zip(old, new, strict=True)
+    )
 
 
 def _shared_copy(model: nn.Module) -> nn.Module:
@@ -210,30 +321,22 @@ def _shared_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model) if is_empty else structural_copy(model)
 
 
-def _filled(model: nn.Module, params: Params) -> nn.Module:
-    """Fill the weights of a network that are on the meta device."""
-    named = model.named_parameters()
-    new = {id(p): nn.Parameter(params[n], p.requires_grad) for n, p in named if p.is_meta}
+def _filled(model: nn.Module, params: Network) -> nn.Module:
+    """Fill the vectors of a network that are on the meta device."""
+    named = [(n, p) for n, p in model.named_parameters() if p.is_meta and p.ndim == 1]
+    new = {id(p): nn.Parameter(params[n], p.requires_grad) for n, p in named}
     return copy.deepcopy(model, new) if new else model
-
-
-@torch.no_grad()
-def _after(params: Params, folds: Sequence[_Fold]) -> Params:
-    """Fold the gains and biases of all foldable norms of a network."""
-    params = dict(params)
-    for fold in folds:
-        gain = fold.norm.offset + params[f"{fold.prefix}weight"]
-        params = dict(_folded({**params, f"{fold.prefix}weight": gain}, fold.prefix, fold.readers))
-        for name in ("weight", "bias"):
-            params.pop(f"{fold.prefix}{name}", None)
-    return params
 
 
 @torch.no_grad()
 def _without_gains(folded: nn.Module, folds: Sequence[_Fold]) -> nn.Module:
     """Fold the gains of the norms of a network into linear maps."""
-    new = _after(dict(folded.named_parameters()), folds)
-    for name in {n for fold in folds for r in fold.readers for n in (r, _bias_of(r))} & new.keys():
+    old: Params = dict(folded.named_parameters())
+    if any(t.is_meta for t in old.values()):
+        old = {name: t.to("meta") for name, t in old.items()}
+    changed = {n for fold in folds for n in (*fold.readers, *fold.biases)}
+    new = {name: _after(old, folds, name) for name in changed}
+    for name in changed:
         owner, _, leaf = name.rpartition(".")
         setattr(folded.get_submodule(owner), leaf, nn.Parameter(new[name]))
     for fold in folds:
@@ -295,19 +398,6 @@ def _plain_norms(module: nn.Module, shape: torch.Size) -> Iterator[nn.Module]:
     yield nn.RMSNorm(shape, eps=eps, elementwise_affine=False)
     if eps is not None:
         yield nn.LayerNorm(shape, eps=eps, elementwise_affine=False)
-
-
-class _WithGain(nn.Module):
-    """A norm with a multiplicative gain parameter."""
-
-    def __init__(self, plain: nn.Module, gain: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.plain, self.weight = plain, nn.Parameter(gain)
-        self.bias = None if bias is None else nn.Parameter(bias.detach())
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.plain(x) * self.weight
-        return y if self.bias is None else y + self.bias
 
 
 def _remove_gain(model: nn.Module, name: str, plain: nn.Module) -> None:

@@ -18,8 +18,7 @@ from weightsym.networks.comparison import POOL, normal_pool, perturb_, tiled_, t
 from weightsym.networks.forward import (
     Inputs,
     as_real,
-    called,
-    called_in_turn,
+    called_by,
     in_precision,
     structural_copy,
     tensors_of,
@@ -29,8 +28,6 @@ from weightsym.networks.shared_tensors import owners
 from weightsym.params import Params
 
 T = TypeVar("T")
-_LARGE = 2**25
-"""The number of weights from which on they are not held together."""
 
 
 class WeightDraw(NamedTuple):
@@ -96,9 +93,7 @@ class RandomWeights:
 
     def returned(self, network: nn.Module, inputs: Inputs) -> Any:
         """Return the network's output at these weights, a few in memory at once if it is large."""
-        if sum(t.numel() for t in self.state.values()) > _LARGE:
-            return called_in_turn(network, self.by_any_name(self.read), inputs)
-        return called(network, self.all(), inputs)
+        return called_by(network, self.by_any_name(self.read), inputs)
 
     def outputs(self, network: nn.Module, inputs: Inputs) -> list[Tensor]:
         """Return the output tensors of a copy of the network, as real numbers."""

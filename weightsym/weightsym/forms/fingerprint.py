@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from weightsym.forms.mass_problem import square_sums
 from weightsym.forms.min_mass import min_mass
 from weightsym.forms.scales_and_signs import unit_norms
-from weightsym.groups.actions import act
 from weightsym.groups.axis_maps import along_axis
-from weightsym.groups.element import Values
-from weightsym.groups.shift_removal import remove_shifts
+from weightsym.groups.element import Element, Values
+from weightsym.groups.shift_removal import without_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.networks.randomness import keyed_generator
@@ -100,14 +100,17 @@ def fingerprint(params: Params, sym: Symmetries) -> Fingerprint:
     """
     check_one_network(params, sym, "params")
     check_finite(params, sym)
-    return fingerprint_of(*at_least_mass(params, sym, mixing=True), sym)
+    plain = without_shifts(params, sym)
+    least, attained = to_least_mass(plain, sym, mixing=True)
+    return fingerprint_of(least.view(plain), attained, sym)
 
 
-def fingerprint_of(least: Params, attained: Tensor, sym: Symmetries) -> Fingerprint:
+def fingerprint_of(least: Mapping[str, Tensor], attained: Tensor, sym: Symmetries) -> Fingerprint:
     """Return the fingerprint of a network that has the least mass.
 
     Args:
-        least: result of `at_least_mass`, over matrices, too.
+        least: the network without shifts, moved by the element that `to_least_mass` returns over
+            matrices, too.
         attained: whether finite scales reach it.
         sym: result of `discover`.
     """
@@ -122,8 +125,10 @@ def fingerprint_of(least: Params, attained: Tensor, sym: Symmetries) -> Fingerpr
     return Fingerprint(norms, code, bool(attained.all()))
 
 
-def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tuple[Params, Tensor]:
-    """Return equivalent networks of least mass, without shifts that biases can absorb.
+def to_least_mass(
+    params: Mapping[str, Tensor], sym: Symmetries, mixing: bool = False
+) -> tuple[Element, Tensor]:
+    """Return the element that brings a network without shifts to its least mass.
 
     Units whose scale is not compensated, as under weight norm, have no least mass. They get norm
     one.
@@ -134,30 +139,32 @@ def at_least_mass(params: Params, sym: Symmetries, mixing: bool = False) -> tupl
         mixing: whether to minimise over matrices that mix channels, too.
 
     Returns:
-        The networks, and whether finite scales reach the least mass.
+        The element, and whether finite scales reach the least mass.
     """
-    params = remove_shifts(params, sym)
     mixing = mixing and any(group.rescales for group in sym.linear)
     if not mixing and not sym.scalings:
-        return params, torch.tensor(True)
+        return Element(sym), torch.tensor(True)
     least = min_mass(params, sym, mixing=mixing, tolerance=1e-13 if mixing else 1e-16)
-    values: Values = {"scalings": least.scales, "linear": least.matrices}
-    params = act(params, sym, values if mixing else {"scalings": least.scales})
-    lengths = unit_norms(params, sym, least.falling)
-    return act(params, sym, {"scalings": lengths}), least.attained
+    values: Values = {"scalings": least.scales}
+    element = Element.of_values(sym, {**values, "linear": least.matrices} if mixing else values)
+    if any(bool(some.any()) for some in least.falling):
+        lengths = unit_norms(element.view(params), sym, least.falling)
+        element = Element.of_values(sym, {"scalings": lengths}) @ element
+    return element, least.attained
 
 
-def _norms(params: Params, sym: Symmetries) -> dict[str, float]:
+def _norms(params: Mapping[str, Tensor], sym: Symmetries) -> dict[str, float]:
     """Return norms of weights in float64, by the first of all exchangeable tensors."""
     squares: dict[str, float] = {}
-    for name, w in params.items():
+    for name in params:
+        w = params[name]
         if _counts(name, w, sym):
             first = sym.first_twin(name)
-            squares[first] = squares.get(first, 0.0) + float(w.double().square().sum())
+            squares[first] = squares.get(first, 0.0) + float(square_sums(w[None], ()))
     return {name: math.sqrt(value) for name, value in squares.items()}
 
 
-def _sizes_of_units(params: Params, sym: Symmetries) -> Iterator[tuple[str, Tensor]]:
+def _sizes_of_units(params: Mapping[str, Tensor], sym: Symmetries) -> Iterator[tuple[str, Tensor]]:
     """Return sorted norms of the units that permutations move, along every such axis.
 
     Axes of exchangeable tensors are joined, under the name of the first of them.
@@ -166,10 +173,13 @@ def _sizes_of_units(params: Params, sym: Symmetries) -> Iterator[tuple[str, Tens
     left_out = _shared_biases(sym)
     for a, places in sym.placements_by_axis("permutations").items():
         axis = sym.axes[a]
-        w = params.get(axis.tensor)
-        if w is None or axis.tensor in left_out or not _counts(axis.tensor, w, sym):
+        if axis.tensor not in params or axis.tensor in left_out:
             continue
-        squares = along_axis(w.double().square(), axis, 0).reshape(-1, axis.length).sum(0)
+        w = params[axis.tensor]
+        if not _counts(axis.tensor, w, sym):
+            continue
+        rows = along_axis(w, axis, 0)
+        squares = square_sums(rows.reshape(1, -1, axis.length), (2,)).flatten()
         for _, placement in places:
             if not _turned(sym, a, placement.positions):
                 key = (sym.first_twin(axis.tensor), axis.dim, placement.positions.shape[1])

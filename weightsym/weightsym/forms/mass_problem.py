@@ -12,7 +12,7 @@ several scales, whose integer powers are the rows of C.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -288,7 +288,7 @@ class Recipe(NamedTuple):
     factors: tuple[Tensor, ...]
 
 
-def mass_problem(params: Params, sym: Symmetries) -> Posynomial:
+def mass_problem(params: Mapping[str, Tensor], sym: Symmetries) -> Posynomial:
     """Sum up the squared weights of a network or a stack, or of some of its tensors.
 
     Args:

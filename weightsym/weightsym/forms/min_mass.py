@@ -13,7 +13,7 @@ with zeros along the vanishing directions, and matrices near it are returned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -101,7 +101,7 @@ def excess(mass: Tensor, minimum: Tensor) -> Tensor:
 
 
 def min_mass(
-    params: Params,
+    params: Mapping[str, Tensor],
     sym: Symmetries,
     *,
     mixing: bool | Literal["only"] = False,
@@ -157,7 +157,7 @@ def min_mass(
 
 
 def _over_scales(
-    params: Params,
+    params: Mapping[str, Tensor],
     sym: Symmetries,
     start: Sequence[Tensor] | None,
     tolerance: float,
@@ -197,7 +197,7 @@ def _join(scales: Sequence[Tensor], like: Tensor) -> Tensor:
 
 # ------------------------------------------------------------ scales and matrices
 def _jointly(
-    params: Params,
+    params: Mapping[str, Tensor],
     sym: Symmetries,
     only: bool,
     start: Sequence[Tensor] | None,
@@ -230,7 +230,9 @@ def _jointly(
 class _Balance:
     """The weights, moved by the current scales and matrices, and their mass."""
 
-    def __init__(self, params: Params, sym: Symmetries, only: bool, tolerance: float) -> None:
+    def __init__(
+        self, params: Mapping[str, Tensor], sym: Symmetries, only: bool, tolerance: float
+    ) -> None:
         self.sym, self.tolerance = sym, tolerance
         self.groups = [k for k, g in enumerate(sym.linear) if g.kind == "general"]
         offset = is_stacked(params, sym.shapes)

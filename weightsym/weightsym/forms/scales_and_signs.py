@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from weightsym.forms.min_mass import min_mass
 from weightsym.forms.signs import joint_signs
-from weightsym.groups.actions import act
 from weightsym.groups.element import Element, Kind
 from weightsym.groups.symmetries import Group, Placement, Symmetries
 from weightsym.groups.units import (
@@ -26,7 +25,7 @@ from weightsym.groups.units import (
     writer,
 )
 from weightsym.groups.validation import check_finite, check_params
-from weightsym.params import Params
+from weightsym.networks.dicts import Computed
 
 Scaling = Literal["unit-norm", "unit-std", "min-mass"]
 _ROUNDING = 64  # units in the last place
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def canonical_scales_and_signs(
-    params: Params,
+    params: Mapping[str, Tensor],
     sym: Symmetries,
     scaling: Scaling | None,
     target: float = 1.0,
@@ -71,7 +70,8 @@ def canonical_scales_and_signs(
     """
     _check_options(scaling, target)
     check_params(params, sym)
-    check_finite(params, sym)
+    if not isinstance(params, Computed):
+        check_finite(params, sym)
     device = next(iter(params.values())).device
     factors: dict[Kind, list[Tensor]] = {
         "scalings": [torch.ones(g.units, device=device) for g in sym.scalings],
@@ -101,8 +101,8 @@ def canonical_scales_and_signs(
             dead.append((~(size > 0) & ~fixed).sum())
     _check_sizes(sizes)
     if not _signs_in_turn(sym):
-        scaled = act(params, sym, {"scalings": factors["scalings"]})
-        factors["signs"] = joint_signs(scaled, sym)
+        scaled = Element.of_values(sym, {"scalings": factors["scalings"]}).view(params)
+        factors["signs"] = joint_signs(dict(scaled), sym)
     _warn(int(torch.stack(dead).sum()) if dead else 0)
     return factors["scalings"], factors["signs"]
 
@@ -115,7 +115,9 @@ def _scale(size: Tensor, target: float, exponent: int) -> Tensor:
     return torch.where(is_one, 1, scale)  # again changes nothing
 
 
-def unit_norms(params: Params, sym: Symmetries, units: Sequence[Tensor]) -> list[Tensor]:
+def unit_norms(
+    params: Mapping[str, Tensor], sym: Symmetries, units: Sequence[Tensor]
+) -> list[Tensor]:
     """Return scales that normalise the masked units of every group.
 
     Args:
@@ -182,7 +184,7 @@ def _meet(first: Placement, second: Placement) -> bool:
 
 
 def _sign_of_largest(
-    params: Params, sym: Symmetries, group: Group, placement: Placement, w: Tensor
+    params: Mapping[str, Tensor], sym: Symmetries, group: Group, placement: Placement, w: Tensor
 ) -> Tensor:
     """Return the sign of the largest weight, or of the next in a tie between both signs.
 
@@ -216,7 +218,7 @@ def _first_sign(signs: Tensor) -> Tensor:
 
 
 def _sign_of_all(
-    params: Params, sym: Symmetries, group: Group, placement: Placement, rows: Tensor
+    params: Mapping[str, Tensor], sym: Symmetries, group: Group, placement: Placement, rows: Tensor
 ) -> Tensor:
     ascending = rows.sort(-1).values
     parts = [ascending.flip(-1) + ascending]

@@ -41,6 +41,7 @@ from weightsym.groups.placements import Axis, LinearGroup, Placement, Reader
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_element, check_params, check_symmetries
 from weightsym.networks.devices import kept_on, widest
+from weightsym.networks.dicts import Computed
 from weightsym.params import Params
 
 Read = Callable[[str], Tensor]
@@ -421,6 +422,16 @@ class Element:
         for step in self.steps:
             read = _reading(self.sym, step, read, owned)
         return read(name)
+
+    def view(self, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the moved network, of which each tensor is computed when it is read.
+
+        Args:
+            params: one network or a stack.
+        """
+        if not self.steps:
+            return params
+        return Computed(tuple(params), functools.partial(self.of, read=params.__getitem__), params)
 
     def rows(self, name: str, values: Tensor, rows: slice = slice(None)) -> Tensor:
         """Return one tensor of some members of a stack, if it depends on no other tensor.

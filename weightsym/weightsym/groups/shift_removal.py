@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from weightsym.groups.actions import act
 from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import Placement, ShiftGroup
 from weightsym.groups.symmetries import Symmetries, incidence
+from weightsym.networks.dicts import Computed
 from weightsym.params import Params, is_stacked
 
 
@@ -33,6 +34,22 @@ def remove_shifts(params: Params, sym: Symmetries) -> Params:
                 params, sym, {"shifts": [value if g is group else None for g in sym.shifts]}
             )
     return params
+
+
+def without_shifts(params: Mapping[str, Tensor], sym: Symmetries) -> Mapping[str, Tensor]:
+    """Remove shifts from a network whose other tensors are read when they are needed.
+
+    Args:
+        params: one network or a stack.
+        sym: result of `discover`.
+    """
+    readers = [reader for group in sym.shifts for reader in group.readers]
+    changed = {reader.bias for reader in readers}.union(*map(sym.moved_by, sym.shifts))
+    needed = changed | {sym.axes[reader.channels.axis].tensor for reader in readers}
+    removed = remove_shifts({name: params[name] for name in sorted(needed)}, sym)
+    return Computed(
+        tuple(params), lambda name: removed[name] if name in changed else params[name], params
+    )
 
 
 def _exchanged(sym: Symmetries, group: ShiftGroup) -> tuple[Placement, ...]:

@@ -129,7 +129,7 @@ def by_kernel(rows: Tensor, sym: Symmetries, placement: Placement) -> Tensor:
 
 
 def statistic(
-    params: Params,
+    params: Mapping[str, Tensor],
     sym: Symmetries,
     placement: Placement,
     kind: Statistic,

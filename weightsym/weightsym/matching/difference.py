@@ -11,22 +11,25 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.canonical import balanced_together
-from weightsym.forms.fingerprint import Fingerprint, at_least_mass, fingerprint_of
+from weightsym.forms.fingerprint import Fingerprint, fingerprint_of, to_least_mass
 from weightsym.forms.scales_and_signs import canonical_scales_and_signs
-from weightsym.groups.actions import act, compose
+from weightsym.groups.actions import compose
+from weightsym.groups.element import Element
 from weightsym.groups.elements import identity, random_permutations
 from weightsym.groups.placements import Placement
+from weightsym.groups.shift_removal import without_shifts
 from weightsym.groups.symmetries import SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
-from weightsym.matching.channels import distance
-from weightsym.matching.match import ByWeights, match
+from weightsym.matching.match import ByWeights, ordered
 from weightsym.matching.match_all import match_all
-from weightsym.matching.walk import Walk
-from weightsym.networks.devices import precise, widest
+from weightsym.matching.moved import Moved, column_blocks, parked, remembered
+from weightsym.matching.walk import Walk, fixed_points
+from weightsym.networks.dicts import shape_of
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight
 
+Network = Mapping[str, Tensor]
 _ORDER, _ROUNDS = "units in order", 3
 _ROUNDING = 1e-9  # of squared distances
 _CLOSE = 0.1  # of squared norms: nobody looks for a better start
@@ -82,8 +85,7 @@ class Difference:
 
     Attributes:
         stages: as the networks are given, then after every step.
-        a: the first network after the last step; its function is that of the network as given.
-        b: the second one.
+        moved: both networks after the last step, of which each tensor is computed when it is read.
         permutations: for every unit of B the one of A, as it was given, that matching by weights
             finds without knowing the places of units.
         agreeing: by group of permutations, how many units both parts of their weights match alike
@@ -101,11 +103,20 @@ class Difference:
     """
 
     stages: tuple[Stage, ...]
-    a: Params = field(repr=False)
-    b: Params = field(repr=False)
+    moved: tuple[Network, Network] = field(repr=False)
     permutations: tuple[Tensor, ...] = field(repr=False)
     agreeing: Mapping[int, int] = field(repr=False)
     fingerprints: tuple[Fingerprint, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def a(self) -> Params:
+        """The first network after the last step; its function is that of the network as given."""
+        return dict(self.moved[0])
+
+    @cached_property
+    def b(self) -> Params:
+        """The second one."""
+        return dict(self.moved[1])
 
     @property
     def rest(self) -> float:
@@ -123,8 +134,8 @@ class Difference:
 
 @torch.no_grad()
 def difference(
-    a: Params,
-    b: Params,
+    a: Network,
+    b: Network,
     sym: Symmetries,
     *,
     method: ByWeights = "ascent",
@@ -159,48 +170,76 @@ def difference(
         check_finite(params, sym, name)
     if not any(group.units > 1 for group in sym.permutations):
         raise ValueError("`sym` must have units that can be exchanged, and this network has none.")
-    least = [at_least_mass(w, sym) for w in (a, b)]
-    (moving, _), (goal, _) = least
-    steps = [_Step("as stored", a, b, identity(sym))]
-    if sym.scalings or sym.shifts:
-        steps.append(_Step("least mass", moving, goal, identity(sym)))
-    ends = _Search(sym, method, seed).in_order(moving, goal)
+    still = Element(sym)
+    a, b = remembered(a), remembered(b)
+    pair = without_shifts(a, sym), without_shifts(b, sym)
+    least = [to_least_mass(w, sym) for w in pair]
+    first = _Step("as stored", sym, (a, b), (still, still), identity(sym))
+    balanced = _Step("least mass", sym, pair, (least[0][0], least[1][0]), identity(sym))
+    steps = [first, balanced] if sym.scalings or sym.shifts else [first]
+    ends = _Search(sym, method, seed).in_order(balanced)
     matched = _closest(ends)
-    steps.append(_closest([matched, replace(matched, a=moving, permutations=identity(sym))]))
+    steps.append(_closest([matched, replace(balanced, name=matched.name)]))
     if any(group.rescales for group in sym.linear):
-        least = [at_least_mass(w, sym, mixing=True) for w in (a, b)]
-    prints = tuple(fingerprint_of(*each, sym) for each in least)
-    walk = Walk(least[0][0], least[1][0], sym)
+        least = [to_least_mass(w, sym, mixing=True) for w in pair]
+    views = (g.view(w) for w, (g, _) in zip(pair, least, strict=True))
+    one, other = (parked(w, g.moving) for w, (g, _) in zip(views, least, strict=True))
+    given = one, other
+    prints = tuple(fingerprint_of(w, at, sym) for w, (_, at) in zip(given, least, strict=True))
+    walk = Walk(one, other, sym)
     if sym.linear:
-        steps.append(_mixed(steps[-1], ends, walk))
-    stages = tuple(_stage(step) for step in steps)
-    last, orders = steps[-1], tuple(matched.permutations)
-    return Difference(stages, last.a, last.b, orders, walk.agreeing, prints)
+        walked = replace(steps[-1], given=given, elements=(walk.moving.element, still))
+        steps.append(_mixed(steps[-1], ends, walked))
+    stages, last = tuple(step.stage for step in steps), steps[-1]
+    return Difference(stages, (last.a, last.b), tuple(matched.permutations), walk.agreeing, prints)
 
 
 # ------------------------------------------------------------ steps
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """Both networks after a step, and how the units of the first one have moved."""
+    """Both networks after a step, by the elements that have moved them."""
 
     name: str
-    a: Params
-    b: Params
+    sym: Symmetries
+    given: tuple[Network, Network]
+    elements: tuple[Element, Element]
     permutations: Sequence[Tensor]
 
     @cached_property
-    def apart(self) -> float:
-        """Squared distance of all weights."""
-        return float(distance(self.a, self.b, self._names)) ** 2
+    def a(self) -> Network:
+        """The first network where it stands."""
+        return self.elements[0].view(self.given[0])
+
+    @cached_property
+    def b(self) -> Network:
+        """The second network where it stands."""
+        return self.elements[1].view(self.given[1])
+
+    def then(self, first: Element, second: Element | None = None) -> _Step:
+        """Let further elements act."""
+        a, b = self.elements
+        return replace(self, elements=(first @ a, b if second is None else second @ b))
+
+    @cached_property
+    def _squares(self) -> dict[str, tuple[float, float, float]]:
+        """By tensor, the squared distance and the squared norms."""
+        return {n: _squares(self.a[n], self.b[n]) for n in _weights(self.given[1])}
 
     @property
-    def _names(self) -> list[str]:
-        return [name for name, t in self.b.items() if is_weight(name, t)]
+    def stage(self) -> Stage:
+        """The distance of both networks from each other, tensor by tensor."""
+        apart = {n: d for n, (d, _, _) in self._squares.items()}
+        return Stage(self.name, apart, {n: (x + y) / 2 for n, (_, x, y) in self._squares.items()})
+
+    @property
+    def apart(self) -> float:
+        """Squared distance of all weights."""
+        return sum(d for d, _, _ in self._squares.values())
 
     @property
     def is_small(self) -> bool:
         """True for networks in which a search costs little."""
-        return sum(self.b[name].numel() for name in self._names) < _SMALL
+        return sum(shape_of(self.given[1], n).numel() for n in _weights(self.given[1])) < _SMALL
 
     @property
     def settled(self) -> bool:
@@ -208,14 +247,25 @@ class _Step:
 
         In small networks, nothing but rounding is little, in every tensor.
         """
-        sizes = {name: float(self.b[name].double().square().sum()) for name in self._names}
         if self.is_small:
-            pairs = ((self.a[n].double() - self.b[n].double(), size) for n, size in sizes.items())
-            return all(float(d.square().sum()) <= _ROUNDING * size for d, size in pairs)
-        squares = sum(sizes.values())
+            return all(d <= _ROUNDING * y for d, _, y in self._squares.values())
         many = [p for p in self.permutations if len(p) > _MANY]
-        kept = [float((p == torch.arange(len(p))).double().mean()) for p in many]
-        return self.apart < _CLOSE * squares or max(kept, default=0.0) > 0.5
+        kept = max((fixed_points(p) / len(p) for p in many), default=0.0)
+        return kept > 0.5 or self.apart < _CLOSE * sum(y for *_, y in self._squares.values())
+
+
+def _weights(network: Network) -> list[str]:
+    return [name for name in network if is_weight(name, network[name])]
+
+
+def _squares(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+    """The squared distance of two tensors, and their squared norms, some numbers at a time."""
+    total, rows = torch.zeros(3, dtype=torch.float64), (a.reshape(-1), b.to(a.device).reshape(-1))
+    for some in column_blocks(a.numel(), 1):
+        x, y = (w[some].double() for w in rows)
+        total += torch.stack([t.square().sum().cpu() for t in (x - y, x, y)])
+    apart, mine, theirs = total.tolist()
+    return apart, mine, theirs
 
 
 def _closest(steps: Sequence[_Step]) -> _Step:
@@ -242,28 +292,26 @@ class _Search:
     method: ByWeights
     seed: int
 
-    def in_order(self, moving: Params, goal: Params) -> list[_Step]:
+    def in_order(self, step: _Step) -> list[_Step]:
         """Units in the order of those of the goal, with signs that fit, from several starts."""
         shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
-        start = _Step(_ORDER, act(moving, self.sym, {"permutations": shuffle}), goal, shuffle)
-        return _until_settled(self._ends(start))
+        start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
+        return _until_settled(self._ends(replace(start, name=_ORDER, permutations=shuffle)))
 
     def _ends(self, start: _Step) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
-        sym, goal = self.sym, start.b
+        sym = self.sym
         if sym.signs:
-            signs = steady_signs(goal, sym)
-            steady = act(goal, sym, {"signs": signs})
+            steady = Element.of_values(sym, {"signs": steady_signs(start.b, sym)})
             for candidate in sign_choices(start.a, sym):
-                end = self._matched(replace(start, a=candidate, b=steady), signs=True)
-                end = self._fitted(end)
-                yield replace(end, a=act(end.a, sym, {"signs": signs}), b=goal)
+                end = self._matched(start.then(candidate, steady), signs=True)
+                yield self._fitted(end).then(steady, steady)
         yield self._fitted(self._matched(start))
 
     def _fitted(self, best: _Step) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""
         for _ in range(_ROUNDS if self.sym.signs else 0):
-            flipped = replace(best, a=fitted_signs(best.a, best.b, self.sym))
+            flipped = best.then(fitted_signs(best.a, best.b, self.sym))
             again = [self._matched(flipped, signs=True)] if best.is_small else []
             before, best = best.apart, _closest([best, flipped, *again])
             if best.settled or best.apart >= before:
@@ -271,53 +319,43 @@ class _Search:
         return best
 
     def _matched(self, step: _Step, signs: bool = False) -> _Step:
-        matched = match(step.a, step.b, self.sym, method=self.method, signs=signs, seed=self.seed)
-        moved = compose(step.permutations, matched.permutations, self.sym)
-        return replace(step, a=matched.element(step.a), permutations=moved)
+        found = ordered(step.a, step.b, self.sym, self.method, signs, self.seed)
+        moved = compose(step.permutations, found.permutations, self.sym)
+        return replace(step.then(found.element), permutations=moved)
 
 
-def _mixed(best: _Step, ends: Sequence[_Step], walk: Walk) -> _Step:
+def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
     The first one starts where a walk through both has brought it, then as it stands beside the
     second one, then as balanced by itself from every end of matching units, of which distances do
     not tell the best before channels fit.
     """
-    sym = walk.sym
+    sym = best.sym
 
     def starts() -> Iterator[_Step]:
-        yield replace(best, a=walk.moving, b=walk.goal)
-        goal, beside = balanced_together([best.b, best.a], sym, "min-mass")
-        best_beside = replace(best, a=beside, b=goal)
-        yield best_beside
+        yield walked
+        together = balanced_together([dict(best.b), dict(best.a)], sym, "min-mass")
+        still = Element(sym), Element(sym)
+        beside = replace(best, given=(together[1], together[0]), elements=still)
+        yield beside
         for k, end in enumerate(ends):
-            (alone,) = balanced_together([end.a], sym, "min-mass")
-            yield from (replace(best_beside, a=w) for w in sign_choices(alone, sym)[k : k + 1])
+            (alone,) = balanced_together([dict(end.a)], sym, "min-mass")
+            start = replace(beside, given=(alone, together[0]))
+            yield from (start.then(choice) for choice in sign_choices(alone, sym)[k : k + 1])
 
     def mixed() -> Iterator[_Step]:
         for start in starts():
-            end = _with_matrices(replace(start, name="channels mixed"), sym)
+            end = _with_matrices(replace(start, name="channels mixed"))
             yield end
             if sym.signs:
-                flipped = replace(end, a=fitted_signs(end.a, end.b, sym))
-                yield _with_matrices(flipped, sym)
+                yield _with_matrices(end.then(fitted_signs(end.a, end.b, sym)))
 
     return _closest(_until_settled(mixed()))
 
 
-def _with_matrices(step: _Step, sym: Symmetries) -> _Step:
-    return replace(step, a=match_all(step.a, step.b, sym).element(step.a))
-
-
-# ------------------------------------------------------------ distances
-def _stage(step: _Step) -> Stage:
-    """The distance of two networks from each other, tensor by tensor."""
-    squares, sizes = dict[str, float](), dict[str, float]()
-    for name in (n for n, t in step.b.items() if is_weight(n, t)):
-        moving, goal = step.a[name].double(), step.b[name].double()
-        squares[name] = float((moving - goal).square().sum())
-        sizes[name] = float(moving.square().sum() + goal.square().sum()) / 2
-    return Stage(step.name, squares, sizes)
+def _with_matrices(step: _Step) -> _Step:
+    return step.then(match_all(step.a, step.b, step.sym).element)
 
 
 def _ratio(squares: int | float, sizes: int | float) -> float:
@@ -328,7 +366,7 @@ def _ratio(squares: int | float, sizes: int | float) -> float:
 _SWEEPS = 5
 
 
-def steady_signs(params: Params, sym: Symmetries) -> list[Tensor]:
+def steady_signs(params: Network, sym: Symmetries) -> list[Tensor]:
     """Signs that make gains positive, and elsewhere those of canonical forms.
 
     The largest weight of a unit may be another one after training; gains that begin at one stay
@@ -339,15 +377,16 @@ def steady_signs(params: Params, sym: Symmetries) -> list[Tensor]:
         sym: what `discover` returned.
     """
     signs = gain_signs(params, sym)
-    _, others = canonical_scales_and_signs(act(params, sym, {"signs": signs}), sym, None)
+    positive = Element.of_values(sym, {"signs": signs}).view(params)
+    _, others = canonical_scales_and_signs(positive, sym, None)
     return [
         sign if _gain(sym, group) is not None else partner
         for group, sign, partner in zip(sym.signs, signs, others, strict=True)
     ]
 
 
-def sign_choices(params: Params, sym: Symmetries) -> list[Params]:
-    """A network with steady signs, and with those of whole streams turned.
+def sign_choices(params: Network, sym: Symmetries) -> list[Element]:
+    """Elements that give a network steady signs, and those of whole streams turned.
 
     One number among all that are written into a stream tells its sign, often another one after
     training; with the wrong sign none of its channels finds its place.
@@ -357,16 +396,17 @@ def sign_choices(params: Params, sym: Symmetries) -> list[Params]:
         sym: what `discover` returned.
     """
     if not sym.signs:
-        return [params]
-    steady = act(params, sym, {"signs": steady_signs(params, sym)})
+        return [Element(sym)]
+    steady = Element.of_values(sym, {"signs": steady_signs(params, sym)})
     if all(group.units > 1 for group in sym.signs):
         return [steady]
     turned = [torch.full((g.units,), -1.0 if g.units == 1 else 1.0) for g in sym.signs]
-    candidate = act(steady, sym, {"signs": turned})
-    return [steady, act(candidate, sym, {"signs": gain_signs(candidate, sym)})]
+    candidate = Element.of_values(sym, {"signs": turned}) @ steady
+    gains = gain_signs(candidate.view(params), sym)
+    return [steady, Element.of_values(sym, {"signs": gains}) @ candidate]
 
 
-def gain_signs(params: Params, sym: Symmetries) -> list[Tensor]:
+def gain_signs(params: Network, sym: Symmetries) -> list[Tensor]:
     """Signs that make gains positive, one where no gain tells.
 
     Args:
@@ -382,28 +422,28 @@ def gain_signs(params: Params, sym: Symmetries) -> list[Tensor]:
     ]
 
 
-def fitted_signs(params: Params, reference: Params, sym: Symmetries) -> Params:
-    """The same functions with the signs that bring units closest to those of a reference.
+def fitted_signs(params: Network, reference: Network, sym: Symmetries) -> Element:
+    """The signs that bring the units of a network closest to those of a reference.
 
     One group after the other takes the signs that suit the rest, until none changes: every step
     lowers the distance.
 
     Args:
-        params: one network or a stack.
-        reference: one network, whose units stand in the same order.
+        params: one network.
+        reference: another one, whose units stand in the same order.
         sym: what `discover` returned.
     """
+    moving = Moved(params, Element(sym))
     for _ in range(_SWEEPS):
-        moved = False
+        before = moving.element
         for k, group in enumerate(sym.signs):
-            sign = _sign(_similarity(params, reference, sym, group))
+            sign = _sign(_similarity(moving, reference, sym, group))
             if bool((sign < 0).any()):
-                every = [torch.ones(g.units) for g in sym.signs]
-                every[k], moved = sign, True
-                params = act(params, sym, {"signs": every})
-        if not moved:
+                every = [sign if j == k else None for j in range(len(sym.signs))]
+                moving.move(Element.of_values(sym, {"signs": every}, names=sym.moved_by(group)))
+        if moving.element is before:
             break
-    return params
+    return moving.element
 
 
 def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
@@ -415,15 +455,16 @@ def _gain(sym: Symmetries, group: SignGroup) -> Placement | None:
     return None
 
 
-def _similarity(params: Params, reference: Params, sym: Symmetries, group: SignGroup) -> Tensor:
+def _similarity(params: Network, reference: Network, sym: Symmetries, group: SignGroup) -> Tensor:
     """Inner products of units with those of a reference, over all weights that they flip."""
-    device = next(iter(params.values())).device
-    total = torch.zeros(group.units, dtype=widest(device), device=device)
+    total = torch.zeros(group.units, dtype=torch.float64)
     for placement in group.placements:
         name = sym.axes[placement.axis].tensor
         if name in params and is_weight(name, params[name]) and placement.exponent % 2:
-            rows = (precise(unit_rows(p, sym, placement)) for p in (params, reference))
-            total = total + (next(rows) * next(rows)).sum(-1)
+            mine, theirs = (unit_rows(p, sym, placement) for p in (params, reference))
+            for some in column_blocks(*mine.shape[::-1]):
+                products = mine[:, some].double() * theirs[:, some].double()
+                total += products.sum(-1).cpu()
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,16 +16,15 @@ from weightsym.arguments import is_number
 from weightsym.groups.validation import check_named_tensors
 from weightsym.matching.repair import Repairs, check_whole, reestimated
 from weightsym.networks.batch_norms import batch_norms
-from weightsym.networks.comparison import OutputComparison, perturb_, perturbed, tolerance_of
+from weightsym.networks.comparison import OutputComparison, perturb_, tolerance_of
 from weightsym.networks.forward import (
     Inputs,
     as_real,
-    called_in_turn,
+    called_by,
     in_precision,
     in_precision_of,
     in_runnable_precision,
     on_network,
-    outputs,
     structural_copy,
     tensors_of,
 )
@@ -34,8 +33,6 @@ from weightsym.params import Params, of
 
 Loss = Callable[[Any, Any], Tensor]
 Statistics = Literal["as-is", "re-estimated", "repaired"]
-_LARGE = 2**25
-"""Numbers of a network whose outputs are computed with one tensor in double precision at a time."""
 
 
 def interpolate(a: Params, b: Params, weight: float) -> Params:
@@ -220,7 +217,9 @@ def random_inputs(*example: Any, draws: int = 16, seed: int = 0) -> list[Inputs]
 
 
 @torch.no_grad()
-def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -> float:
+def output_error(
+    model: nn.Module, a: Mapping[str, Tensor], b: Mapping[str, Tensor], inputs: list[Inputs]
+) -> float:
     """The largest difference of outputs, relative to those that weights move at all.
 
     NaN says that the outputs do not depend on the weights.
@@ -233,27 +232,21 @@ def output_error(model: nn.Module, a: Params, b: Params, inputs: list[Inputs]) -
     """
 
     def error(network: nn.Module, x: Inputs) -> float:
-        ways = (b, perturbed(b), a)
-        old, wrong, new = (outputs(network, in_precision_of(of(network), p), x) for p in ways)
-        return OutputComparison.between(old, wrong, tolerance_of(b)).error(new)
+        own = of(network)
+        dtype = next((t.dtype for t in own.values()), None)
 
-    def error_in_turn(network: nn.Module, x: Inputs) -> float:
-        dtype = next((p.dtype for p in network.parameters()), None)
-
-        def returned(params: Params, size: float = 0.0) -> list[Tensor]:
+        def returned(params: Mapping[str, Tensor], size: float = 0.0) -> list[Tensor]:
             def read(name: str) -> Tensor:
-                t = in_precision(params[name], dtype).clone()
+                t = in_precision(params[name] if name in params else own[name], dtype).clone()
                 return perturb_(name, t, size) if size else t
 
-            found = called_in_turn(structural_copy(network), read, x)
-            return [as_real(t) for t in tensors_of(found)]
+            return [as_real(t) for t in tensors_of(called_by(structural_copy(network), read, x))]
 
         old, wrong, new = returned(b), returned(b, 0.3), returned(a)
         return OutputComparison.between(old, wrong, tolerance_of(b)).error(new)
 
-    is_large = sum(t.numel() for t in b.values()) > _LARGE
-    network, how = (_without_weights(model), error_in_turn) if is_large else (model, error)
-    return max(in_runnable_precision(network, on_network(model, x), how) for x in inputs)
+    network = _without_weights(model)
+    return max(in_runnable_precision(network, on_network(model, x), error) for x in inputs)
 
 
 def _without_weights(model: nn.Module) -> nn.Module:

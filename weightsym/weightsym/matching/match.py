@@ -222,6 +222,22 @@ def ascended(
     return search.by_weights("ascent").single(), bool(search.sure.all())
 
 
+def ordered(
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    sym: Symmetries,
+    method: ByWeights,
+    signs: bool,
+    seed: int,
+) -> MatchResult:
+    """Match two networks that have been checked by their weights, see `match`."""
+    if method not in get_args(ByWeights):
+        allowed = ", ".join(get_args(ByWeights))
+        raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
+    search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
+    return search.by_weights(method).single()
+
+
 def _data(
     method: str,
     params: Mapping[str, Tensor],

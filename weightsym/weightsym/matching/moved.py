@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weightsym.groups.element import Element
 from weightsym.networks.devices import at_least_single
+from weightsym.networks.dicts import Computed, shape_of
 
 K = TypeVar("K", bound=Hashable)
 _KEPT = 2**27  # bytes of each kind that are held at once
@@ -103,26 +104,43 @@ class Moved(Mapping[str, Tensor]):
         return stack_of_one(self)
 
 
-@dataclass(frozen=True, eq=False)
-class Computed(Mapping[str, Tensor]):
-    """Tensors that are computed when they are read, and not held."""
+def remembered(network: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The same network, which keeps the few tensors that were read last."""
+    recent = Recent[str](_KEPT // 4)
 
-    names: Collection[str]
-    compute: Callable[[str], Tensor]
+    def read(name: str) -> Tensor:
+        if name in recent:
+            return recent[name]
+        recent[name] = tensor = network[name]
+        return tensor
 
-    def __len__(self) -> int:
-        return len(self.names)
+    return Computed(tuple(network), read, network)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self.compute(name)
+def parked(network: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
+    """The same network, of which some tensors lie in a file without a name, if they are large.
+
+    Args:
+        network: tensors that are computed whenever they are read.
+        names: of those that take long.
+    """
+    sizes = {name: shape_of(network, name).numel() for name in names if name in network}
+    if 8 * sum(sizes.values()) <= _KEPT:
+        held = {name: network[name] for name in sizes}
+    else:
+        held = {}
+        for name in sizes:
+            tensor = network[name]
+            with NamedTemporaryFile() as file:  # its pages are written out if memory is short
+                file.truncate(max(1, tensor.nbytes))
+                flat = torch.from_file(file.name, True, tensor.numel(), dtype=tensor.dtype)
+            held[name] = flat.view(tensor.shape).copy_(tensor)
+    return Computed(tuple(network), lambda n: held[n] if n in held else network[n], network)
 
 
 def stack_of_one(network: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """A network as a stack of one, tensor by tensor."""
-    return Computed(network, lambda name: network[name][None])
+    return Computed(tuple(network), lambda name: network[name][None])
 
 
 # ------------------------------------------------------------ sums over many numbers

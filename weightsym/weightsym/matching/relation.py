@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaincc
 from scipy.stats import rankdata
@@ -20,10 +21,11 @@ from torch import Tensor
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import unit_rows
-from weightsym.matching.difference import Difference, difference
+from weightsym.matching.difference import Difference, Network, difference
 from weightsym.matching.match import ByWeights
+from weightsym.matching.moved import remembered
 from weightsym.matching.walk import fixed_points
-from weightsym.params import Params, is_weight
+from weightsym.networks.devices import at_least_single
 
 Verdict = Literal["same function", "made from it", "independent", "cannot be told"]
 CHANCE = 1e-6
@@ -35,6 +37,7 @@ _NEAR = 1e-3  # of one tensor
 _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
 _UNDERFLOW = 170  # 1 / 171! is no double
 _SORTED = 1e-3  # the probability of the order of exchangeable units
+_EXACT = 2**22  # numbers that are compared in double precision
 _FEW = 4  # units, of which fewer are often in order
 
 
@@ -121,7 +124,7 @@ class Relation:
 
 
 def relation(
-    a: Params, b: Params, sym: Symmetries, *, method: ByWeights = "ascent", seed: int = 0
+    a: Network, b: Network, sym: Symmetries, *, method: ByWeights = "ascent", seed: int = 0
 ) -> Relation:
     """Tell whether two networks are one function, whether one was made from the other, or neither.
 
@@ -145,6 +148,7 @@ def relation(
     >>> relation(*map(P.of, nets), sym).verdict
     'independent'
     """
+    a, b = remembered(a), remembered(b)
     found = difference(a, b, sym, method=method, seed=seed)
     agreeing = found.agreeing
     groups = [
@@ -166,7 +170,7 @@ def relation(
     )
 
 
-def _are_sorted(a: Params, b: Params, sym: Symmetries, group: PermutationGroup) -> bool:
+def _are_sorted(a: Network, b: Network, sym: Symmetries, group: PermutationGroup) -> bool:
     """True if one statistic of the weights sorts the units of both networks alike."""
     places = [p for p in group.placements if sym.axes[p.axis].tensor in sym.compared]
     limit = _SORTED / max(2 * len(places), 1)
@@ -177,10 +181,12 @@ def _are_sorted(a: Params, b: Params, sym: Symmetries, group: PermutationGroup) 
     )
 
 
-def _trends(params: Params, sym: Symmetries, place: Placement, units: int) -> list[float]:
+def _trends(params: Network, sym: Symmetries, place: Placement, units: int) -> list[float]:
     """Rank correlations of the means and the norms of units with their numbers."""
-    rows = unit_rows(params, sym, place).reshape(units, -1).double().cpu()
-    ranks = [rankdata(values.numpy()) for values in (rows.mean(1), rows.norm(dim=1))]
+    rows = unit_rows(params, sym, place).reshape(units, -1)
+    sizes = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    sums = rows.sum(1, dtype=torch.float64)
+    ranks = [rankdata(values.cpu().numpy()) for values in (sums, sizes)]
     return [float(np.corrcoef(r, range(units))[0, 1]) if np.ptp(r) > 0 else 0.0 for r in ranks]
 
 
@@ -259,11 +265,12 @@ def _p_close(found: Difference, sym: Symmetries) -> float:
     share tells nothing, and each scale or matrix that was fitted takes a number.
     """
     sines, numbers = list[float](), list[float]()
-    for name in sorted(n for n in sym.compared if is_weight(n, found.b[n])):
-        (x, y), share = _beyond_means([found.a[name].double(), found.b[name].double()], sym, name)
+    for name in sorted(sym.compared):
+        (x, share), (y, _) = (_beyond_means(w[name], sym, name) for w in found.moved)
         if share * x.numel() < 2 or min(float(x.norm()), float(y.norm())) == 0:
             continue
-        apart = float((x / x.norm() - y / y.norm()).norm().clamp_min(1e-12))  # 2 sin(alpha / 2)
+        apart = float(x.div_(x.norm()).sub_(y.div_(y.norm())).norm())  # 2 sin(alpha / 2)
+        apart = max(apart, 1e-12)
         sines.append(apart * math.sqrt(1 - apart**2 / 4) if apart < 1 else 1.0)
         numbers.append(share * x.numel() - 1)
     free = max(0.0, 1 - sym.dimension / max(sum(numbers), 1))
@@ -272,12 +279,13 @@ def _p_close(found: Difference, sym: Symmetries) -> float:
     return float(gammaincc(max(len(logs), 1), max(free * sum(logs) - choices, 0.0)))
 
 
-def _beyond_means(pair: Sequence[Tensor], sym: Symmetries, name: str) -> tuple[list[Tensor], float]:
+def _beyond_means(w: Tensor, sym: Symmetries, name: str) -> tuple[Tensor, float]:
     """What the weights of a tensor have beyond the means over its units, and how much is free."""
-    share, rest = 1.0, list(pair)
+    w = w.double() if w.numel() <= _EXACT else at_least_single(w)
+    share, rest = 1.0, w.clone()
     dims = {sym.axes[a].dim for a in sym.axes_of[name]}
     for dim in sorted(d for d in dims if d is not None):
-        rest = [w - w.mean(dim, keepdim=True) for w in rest]
-        share *= 1 - 1 / rest[0].shape[dim]
-    still = [float(r.norm()) < 1e-6 * float(w.norm()) for r, w in zip(rest, pair, strict=True)]
-    return [r * (not s) for r, s in zip(rest, still, strict=True)], share
+        rest.sub_(rest.mean(dim, keepdim=True))
+        share *= 1 - 1 / w.shape[dim]
+    still = float(rest.norm()) < 1e-6 * float(w.norm())
+    return rest.zero_() if still else rest, share

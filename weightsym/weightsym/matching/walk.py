@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from weightsym.groups.actions import act, multiply_sides
+from weightsym.groups.element import Element
 from weightsym.groups.placements import LinearGroup, Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import WRITES, other_axes, unit_rows
 from weightsym.matching.matrices import SpaceMap, procrustes
+from weightsym.matching.moved import Moved
 from weightsym.matching.plan import assign
-from weightsym.params import Params
+from weightsym.matching.sketches import MANY, Sketches
 
 Node = tuple[str, int]
 """A group of permutations or of matrices, by its kind and number."""
@@ -36,14 +37,16 @@ class Walk:
     other directions.
 
     Attributes:
-        moving: the first network, as far as it has been brought to the second one.
+        moving: the first network, as far as its element has brought it to the second one.
         goal: the second one.
         sources: by group that is matched, all tensors whose numbers have decided how.
         agreeing: by group of permutations, the units that both parts match alike.
     """
 
-    def __init__(self, a: Params, b: Params, sym: Symmetries) -> None:
-        self.sym, self.moving, self.goal = sym, dict(a), b
+    def __init__(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries) -> None:
+        self.sym = sym
+        self.moving, self.goal = (Moved(w, Element(sym)) for w in (a, b))
+        self.sketches = Sketches(sym, self.moving, self.goal)
         self.inside = SpaceMap(sym).contained
         self.sources: dict[Node, frozenset[str]] = {}
         self.agreeing: dict[int, int] = {}
@@ -126,13 +129,24 @@ class Walk:
             cross = cross + (theirs @ mine.mT).double()
         basis = group.basis.to(cross)
         turn = group.lifted(procrustes(basis.mT @ cross @ basis).matrices)
-        self.moving = multiply_sides(self.moving, self.sym, k, turn, turn)
+        both = [turn if j == k else None for j in range(len(self.sym.linear))]
+        names = self.sym.moved_by(group)
+        self.moving.move(Element.of_values(self.sym, {"linear": both, "duals": both}, turn, names))
 
     def _order(self, k: int, first: Sequence[Placement]) -> None:
         """Put units in the order of those of the goal."""
-        order = assign(self._cosines([self._rows(p) for p in first]))
+        order = self._by_sketches(first)
+        order = assign(self._cosines([self._rows(p) for p in first])) if order is None else order
         orders = [order if j == k else None for j in range(len(self.sym.permutations))]
-        self.moving = act(self.moving, self.sym, {"permutations": orders})
+        self.moving.move(Element.of_values(self.sym, {"permutations": orders}))
+
+    def _by_sketches(self, first: Sequence[Placement]) -> Tensor | None:
+        """The partners of many units, if short projections leave no doubt."""
+        signs = {self._signs(place) for place in first}
+        if len(first[0].positions) < MANY or len(signs) > 1:
+            return None
+        found = self.sketches.partners(first, bool(*signs))
+        return torch.from_numpy(found.order) if found is not None and found.sure else None
 
     def _found_twice(self, places: Sequence[Placement]) -> int | None:
         """The number of units that both parts of their weights match alike, None if too small."""
@@ -163,8 +177,8 @@ class Walk:
                     total = total + (mine * theirs).sum(-1).double()
             signs = [torch.ones(g.units) for g in sym.signs]
             signs[k] = torch.where(total < 0, -1.0, 1.0).expand(group.units)
-            some = {n: self.moving[n] for n in sym.moved_by(group) if n in self.moving}
-            self.moving |= act(some, sym, {"signs": signs})
+            step = Element.of_values(sym, {"signs": signs}, names=sym.moved_by(group))
+            self.moving.move(step)
         self.signed |= flips
 
     def _rows(self, place: Placement) -> _Rows:
@@ -182,7 +196,7 @@ class Walk:
             parts[signs] = parts[signs] + product if signs in parts else product
         total = torch.stack([p.abs() if signs else p for signs, p in parts.items()]).sum(0)
         norms = [s.sqrt().clamp_min(1e-30) for s in sizes]
-        return total / norms[0][:, None] / norms[1]
+        return total.div_(norms[0][:, None]).div_(norms[1])
 
     def _signs(self, place: Placement) -> frozenset[int]:
         """The groups of signs that flip units at a place."""

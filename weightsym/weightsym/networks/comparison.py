@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ _OUT_OF_SIGHT = 1e6  # times as large as what moves: its rounding would pass for
 _CANCELLED = 1e-6  # of what wrong weights make: outputs so small may be rounding
 
 
-def tolerance_of(params: Params) -> float:
+def tolerance_of(params: Mapping[str, Tensor]) -> float:
     """Return the relative error of outputs that rounding can cause."""
     floating = (t.dtype for t in params.values() if t.is_floating_point())
     return tolerance_in(next(floating, torch.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,44 @@ __all__ = [
 Params = dict[str, Tensor]
 Networks = Params | Sequence[Params | nn.Module] | nn.ModuleList
 """A stack, or a list of networks as dicts or modules: `stack` makes one stack of both."""
+
+
+@dataclass(frozen=True, eq=False)
+class Computed(Mapping[str, Tensor]):
+    """Tensors that are computed when they are read, and not held.
+
+    Attributes:
+        names: of all tensors.
+        compute: returns one of them.
+        like: tensors of the same shapes.
+    """
+
+    names: Sequence[str]
+    compute: Callable[[str], Tensor]
+    like: Mapping[str, Tensor] | None = None
+
+    def shape(self, name: str) -> torch.Size:
+        """Return the shape of a tensor, which is that of the tensor of ``like``, if it is there."""
+        if self.like is None or name not in self.like:
+            return self[name].shape
+        return shape_of(self.like, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.compute(name)
+
+
+def shape_of(params: Mapping[str, Tensor], name: str) -> torch.Size:
+    """Return the shape of a tensor, which is not computed for that."""
+    return params.shape(name) if isinstance(params, Computed) else params[name].shape
 
 
 def of(module: nn.Module) -> Params:
@@ -154,14 +192,15 @@ def is_stacked(params: Mapping[str, Tensor], template: Mapping[str, Any]) -> boo
     (False, True)
     """
     extra_dimensions = set()
-    for name, tensor in params.items():
+    for name in params:
         if name in template:
+            given = shape_of(params, name)
             shape = torch.Size(getattr(template[name], "shape", template[name]))
-            if tensor.shape != shape and tensor.shape[1:] != shape:
+            if given != shape and given[1:] != shape:
                 raise ValueError(
-                    f"`{name}` has shape {tuple(tensor.shape)}, but the network has {tuple(shape)}."
+                    f"`{name}` has shape {tuple(given)}, but the network has {tuple(shape)}."
                 )
-            extra_dimensions.add(tensor.ndim - len(shape))
+            extra_dimensions.add(len(given) - len(shape))
     if len(extra_dimensions) > 1:
         raise ValueError("Some tensors of `params` are stacked and some are not.")
     return extra_dimensions == {1}

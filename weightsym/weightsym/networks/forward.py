@@ -15,12 +15,14 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.networks.devices import elsewhere, random_numbers
-from weightsym.networks.dicts import Params
+from weightsym.networks.dicts import Params, of
 from weightsym.networks.meta import Substituted, reserved
 from weightsym.networks.shared_tensors import named_tensors, place_of
 
 _T = TypeVar("_T")
 _LONGEST = 300
+_LARGE = 2**25
+"""The number of weights from which on they are not held together."""
 
 
 class UnsupportedModel(ValueError):
@@ -144,6 +146,20 @@ def outputs(network: nn.Module, params: Params, inputs: Inputs) -> list[Tensor]:
     """
     returned = called(structural_copy(network), params, inputs)
     return [as_real(t) for t in tensors_of(returned)]
+
+
+def called_by(network: nn.Module, read: Callable[[str], Tensor], inputs: Inputs) -> Any:
+    """Run the network with weights that are read by name, of a large one a few at a time.
+
+    Args:
+        network: it changes nothing in its parameters.
+        read: gives a parameter or a persistent buffer by its name, in memory of its own.
+        inputs: of the forward.
+    """
+    state = of(network)
+    if sum(t.numel() for t in state.values()) > _LARGE:
+        return called_in_turn(network, read, inputs)
+    return called(network, {name: read(name) for name in state}, inputs)
 
 
 def called_in_turn(network: nn.Module, read: Callable[[str], Tensor], inputs: Inputs) -> Any:
