@@ -99,17 +99,20 @@ class ChainDiagnostics(Onlooker):
 
     def _draw(self, trainer: Any, healthy: dict[str, Tensor]) -> None:
         from lightning_bnn.metrics import rhat
-        from lightning_bnn.plots.axes import ask
+        from lightning_bnn.plots.axes import titled
         from lightning_bnn.plots.weights import chains_figure
 
         title = type(trainer.lightning_module).__name__
         reductions = {space: rhat(values) for space, values in healthy.items()}
         panels = {**healthy, "rhat": None}
+        space, worst = next((space, float(values.max())) for space, values in reductions.items())
+        verdict = "chains agree" if worst < 1.01 else "no agreement yet"
+        answer = f"R-hat {worst:.3f} ({space}): {verdict}."
 
         def draw(some: dict[str, Any]) -> Any:
             panels_of_values = {space: values for space, values in some.items() if space in healthy}
             figure = chains_figure(panels_of_values, reductions, "rhat" in some)
-            return ask(figure, "Do chains agree? All R-hat below 1.01: yes.", title)
+            return titled(figure, answer, title)
 
         step = figure_step(trainer)
         log_panels(trainer, self._folder, "posterior/chains", panels, draw, step)

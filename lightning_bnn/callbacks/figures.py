@@ -28,18 +28,9 @@ _LAYOUT = {
             "tau": "tau(/.+)?",
             "mass": "mass(_minimum)?",
             "excess mass, %": "mass_excess(/.+)?",
-            "largest weight": "largest_weight/.+",
-            "largest weight at the minimum": "largest_weight_at_minimum/.+",
+            "largest weight": "largest_weight(_at_minimum)?",
         }.items()
     }
-}
-_ASKS = {
-    "trajectories": "Do weights settle? Level lines: yes.",
-    "pair": "Where were two weights? One spot: one mode.",
-    "marginals": "How large are weights? No far tails: good.",
-    "tau": "Do units still change places? Flat at 1: no.",
-    "mass": "Can rescaling save penalty? Lines meet: no.",
-    "drift": "Do steps change the function? At 0: all do.",
 }
 
 
@@ -51,7 +42,8 @@ class PosteriorFigures(SymmetryCallback):
       a module that trains several), as a density,
     - ``posterior/marginals/<layer>``: the distribution of the weights of each layer, now,
     - ``posterior/tau``, ``posterior/mass`` and ``posterior/drift``: the curves of `PermutationTau`,
-      `MassGap` and `OrbitDrift`, if they run too.
+      `MassGap` and `OrbitDrift`, if they run too, and ``posterior/largest``, the largest weight of
+      every layer.
 
     Forms are ``raw``, ``scaled`` and ``sorted``. Figures go to every logger that accepts them
     (TensorBoard, Weights & Biases, MLflow, Comet), one panel at a time, or else to PNG files in the
@@ -145,7 +137,7 @@ class PosteriorFigures(SymmetryCallback):
 
     def _draw(self, trainer: Any, weights: Params) -> None:
         from lightning_bnn.plots import hexbin_figure, histograms_figure
-        from lightning_bnn.plots.axes import ask, short_names
+        from lightning_bnn.plots.axes import short_names, titled
         from lightning_bnn.plots.weights import trajectories_figure
 
         assert self.network is not None
@@ -165,6 +157,7 @@ class PosteriorFigures(SymmetryCallback):
             for layer in layers
         }
         first = {form: v[:, 0] for form, v in by_form.items()}
+        curves = _curves(trainer, network)
         labels = places[0], places[-1]
         drawn: list[tuple[str, dict[str, Any], Any]] = [
             ("trajectories", first, lambda f: trajectories_figure(self._steps, f, places)),
@@ -174,18 +167,26 @@ class PosteriorFigures(SymmetryCallback):
                 marginals,
                 lambda f: histograms_figure({short[layer]: v for layer, v in f.items()}),
             ),
-            *((n, {"": f}, lambda f: f[""]) for n, f in _curves(trainer, network).items()),
+            *((n, {"": f}, lambda f: f[""]) for n, (f, _) in curves.items()),
         ]
+        answers = {
+            "trajectories": f"Last tenth: moves {_spread(first['raw'], 0.1):.2g} % of its range.",
+            "pair": f"Second half: {_spread(by_form['raw'], 0.5):.2g} % of the whole spread.",
+            "marginals": _tails(weights, layers, short),
+            **{name: answer for name, (_, answer) in curves.items()},
+        }
         step, title = figure_step(trainer), network.title(trainer.lightning_module)
         about = dict.fromkeys(("trajectories", "pair"), f"{short[self._layer]} of {title}")
         about |= {"marginals": f"{_FORMS[0]} and {_FORMS[1]} of {title}"}
 
-        def asked(name: str, draw: Any, panels: dict[str, Any]) -> Any:
-            return ask(draw(panels), _ASKS[name], about.get(name, title))
+        def drawn_with_title(name: str, draw: Any, panels: dict[str, Any]) -> Any:
+            return titled(draw(panels), answers[name], about.get(name, title))
 
         for name, panels, draw in drawn:
             tag = f"{self._prefix(trainer)}posterior/{name}"
-            log_panels(trainer, self._folder, tag, panels, partial(asked, name, draw), step)
+            log_panels(
+                trainer, self._folder, tag, panels, partial(drawn_with_title, name, draw), step
+            )
 
 
 def _path(network: Network, name: str) -> str:
@@ -214,28 +215,66 @@ def _sample(weights: Tensor) -> Tensor:
     return some[some.isfinite()]
 
 
-def _curves(trainer: Any, network: Network) -> dict[str, Any]:
-    """Draw the curves of callbacks with a history of the same network."""
-    from lightning_bnn.plots.axes import short_names
+def _spread(values: Tensor, share: float) -> float:
+    """Compare ranges of weights ``(times, ...)`` at the end and in all of a run, in per cent."""
+    last = values[-max(2, round(share * len(values))) :]
+    ranges = [v.quantile(0.95, 0) - v.quantile(0.05, 0) for v in (last, values)]
+    return 100 * float((ranges[0] / ranges[1].clamp_min(1e-12)).nanmean())
+
+
+def _tails(weights: Params, layers: list[str], short: dict[str, str]) -> str:
+    """Say how far the largest weight of these layers is from the others of its layer."""
+    far = {name: float(weights[name].abs().max() / weights[name].std()) for name in layers}
+    worst = max(far, key=lambda name: far[name])
+    return f"The largest weight is {far[worst]:.1f} deviations ({short[worst]})."
+
+
+def _curves(trainer: Any, network: Network) -> dict[str, tuple[Any, str]]:
+    """Draw the curves of callbacks with a history of the same network, and say how they end."""
     from lightning_bnn.plots.weights import curves_figure
 
-    figures = {}
+    figures: dict[str, tuple[Any, str]] = {}
     for callback in trainer.callbacks:
         if not isinstance(callback, (PermutationTau, MassGap, OrbitDrift)) or not callback.history:
             continue
         if callback.network is None or callback.network.name != network.name:
             continue
-        if isinstance(callback, PermutationTau):
-            tag, names = (
-                "tau",
-                [*short_names([_path(network, n) for n in callback.layers]).values()],
-            )
-        elif isinstance(callback, OrbitDrift):
-            tag, names = "drift", ["last steps", "path", "chance"]
-        else:
-            tag, names = "mass", ["as trained", "minimum"]
-        history = [row for row in callback.history if len(row[1]) == len(callback.history[-1][1])]
+        last = callback.history[-1][1]
+        tag, names, answer = _end_of(callback, network, last)
+        if isinstance(callback, MassGap) and callback.largest:
+            figures["largest"] = _largest(callback, network)
+        history = [row for row in callback.history if len(row[1]) == len(last)]
         steps = [step for step, _ in history]  # since it has so many layers
         columns = torch.tensor([row[: len(names)] for _, row in history]).T
-        figures[tag] = curves_figure(steps, dict(zip(names, columns, strict=True)), tag)
+        curves = dict(zip(names, columns, strict=True))
+        figures[tag] = curves_figure(steps, curves, tag), answer
     return figures
+
+
+def _end_of(callback: Any, network: Network, last: list[float]) -> tuple[str, list[str], str]:
+    """Return the tag of a callback, names of its curves, and a sentence on their last values."""
+    from lightning_bnn.plots.axes import short_names
+
+    if isinstance(callback, PermutationTau):
+        names = short_names([_path(network, name) for name in callback.layers]).values()
+        pairs = 50 * (1 - sum(last) / len(last))
+        answer = f"{pairs:.2g} % of pairs of units still change places."
+        return "tau", [*names], answer
+    if isinstance(callback, OrbitDrift):
+        kept, by_chance = 100 * last[0], 100 * last[2]
+        answer = f"{kept:.2g} % of the steps are idle (random: {by_chance:.2g} %)."
+        return "drift", ["last steps", "path", "chance"], answer
+    saved = 100 * (1 - last[1] / last[0]) if last[0] else 0.0
+    return "mass", ["as trained", "minimum"], f"Rescaling could save {saved:.2g} % of the penalty."
+
+
+def _largest(gap: MassGap, network: Network) -> tuple[Any, str]:
+    """Draw the largest weight of every layer, and name the layer of the largest."""
+    from lightning_bnn.plots.axes import short_names
+    from lightning_bnn.plots.weights import layers_figure
+
+    names = short_names([_path(network, name) for name in gap.largest]).values()
+    rows = dict(zip(names, gap.largest.values(), strict=True))
+    top = max(rows, key=lambda name: rows[name][0])
+    figure = layers_figure(rows, ("as trained", "at the minimum"), "largest weight")
+    return figure, f"The largest weight, {rows[top][0]:.2g}, is in {top}."

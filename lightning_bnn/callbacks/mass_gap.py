@@ -25,7 +25,8 @@ class MassGap(SymmetryCallback):
     changes the penalty but not the function. Logged every n steps:
 
     - ``mass``, ``mass_minimum`` and ``mass_excess``, which is above the minimum in percent,
-    - ``largest_weight/<layer>``, and ``largest_weight_at_minimum/<layer>`` once rescaled,
+    - ``largest_weight``, and ``largest_weight_at_minimum`` once rescaled, of all layers; those of
+      each are a picture of `PosteriorFigures`,
     - where matrices may mix channels, as in attention heads and adapters: ``mass_excess/heads``,
       what these matrices alone could save, and ``mass_excess/joint``, matrices and scales together.
 
@@ -57,6 +58,8 @@ class MassGap(SymmetryCallback):
     (True, True)
     """
 
+    largest: dict[str, tuple[float, float]]
+    """Largest absolute weight of every layer, and the same once rescaled, as of the last look."""
     persistent = {"history": list, "_scales": lambda: None}
     history: list[tuple[int, list[float]]]
     """Step and (mass, minimum, excess in percent), as logged; then, where there are matrices,
@@ -70,6 +73,7 @@ class MassGap(SymmetryCallback):
         batch_norm: Literal["carrier", "eval"] = "carrier",
     ) -> None:
         super().__init__(module, every_n_steps, batch_norm)
+        self.largest = {}
 
     def begin(self, weights: Params) -> None:
         assert self.network is not None
@@ -122,15 +126,15 @@ class MassGap(SymmetryCallback):
         largest = torch.stack([_largest(w, names) for w in (weights, balanced)])
         row = numbers.flatten(1).mean(1).tolist() if numbers.ndim > 1 else numbers.tolist()
         values = dict(zip(_NAMES, row, strict=False))
-        for suffix, numbers in zip(("", "_at_minimum"), largest.tolist(), strict=True):
-            layers = zip(names, numbers, strict=True)
-            values |= {f"largest_weight{suffix}/{name}": value for name, value in layers}
+        values |= dict(zip(_LARGEST, largest.amax(1).tolist(), strict=True))
+        self.largest = dict(zip(names, map(tuple, largest.T.tolist()), strict=True))
         self._log_all(trainer, pl_module, values)
         self.history.append((figure_step(trainer), row))
 
 
 _KINDS = ("mass_excess", "mass_excess/heads", "mass_excess/joint")
 _NAMES = ("mass", "mass_minimum", *_KINDS)
+_LARGEST = ("largest_weight", "largest_weight_at_minimum")
 _TOLERANCE = 1e-6  # of the certified gap: what is missed is of the order of its square
 
 

@@ -135,14 +135,14 @@ def colours(names: Iterable[str]) -> dict[str, str]:
     return {name: f"C{named.index(name) % 10}" if name else "0.35" for name in every}
 
 
-def ask(figure: Any, question: str, subject: str) -> Any:
-    """Write a question above a figure, with the sign of a good answer, and its subject.
+def titled(figure: Any, answer: str, subject: str) -> Any:
+    """Write a sentence with the main number above a figure, and its subject.
 
     The title of single axes becomes a part of the subject.
 
     Args:
         figure: with its axes.
-        question: for example "Do units still change places? Flat at 1: no."
+        answer: for example "Rescaling could save 5.2 % of the penalty."
         subject: the network, and what is left out.
     """
     axes = [ax for ax in figure.axes if ax.get_title()]
@@ -150,7 +150,7 @@ def ask(figure: Any, question: str, subject: str) -> Any:
         subject = f"{axes[0].get_title()}, {subject}"
         axes[0].set_title("")
     inches = figure.bbox_inches.width - 0.2
-    lines = [_wrapped(line, inches) for line in (question, subject)]
+    lines = [_wrapped(line, inches) for line in (answer, subject)]
     figure.suptitle("\n".join(lines), x=0.02, ha="left", fontsize=TEXT)
     return figure
 
@@ -256,7 +256,8 @@ def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
     columns = _columns(marks, figure.bbox_inches.width, 4)
     if len(axes) > 1:  # one alone stays as large as a card
         figure.set_figheight(figure.get_figheight() + _ROW * -(-len(marks) // columns))
-    position = "outside lower center"
+    grid: Any = axes[0].get_subplotspec()
+    position = f"outside {'upper' if grid.get_gridspec().nrows > 2 else 'lower'} center"
     figure.legend(marks.values(), marks.keys(), loc=position, ncols=columns, **_LOOK)
 
 

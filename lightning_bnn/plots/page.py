@@ -97,7 +97,7 @@ def _element(tag: str, text: str, options: str = "") -> str:
 
 def _figure(caption: str, figure: Figure) -> str:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
+    figure.savefig(buffer, format="png", dpi=200)
     data = base64.b64encode(buffer.getvalue()).decode()
     image = f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
     return f"<figure>{image}{_element('figcaption', caption)}</figure>"

@@ -48,7 +48,7 @@ def _reliability(ax: Axes, count: Tensor, confidence: Tensor, accuracy: Tensor) 
     ax.vlines(x, x, y, color="tab:red", linewidth=2, alpha=0.6, label="gap")
     share, width = n / max(1, n.sum()), 0.8 / max(1, len(count))
     ax.bar(x, share, width=width, color="0.85", zorder=0, label="share of examples")
-    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
+    ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy")
 
 
 def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:

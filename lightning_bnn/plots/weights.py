@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,8 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
     return figure
 
 
+_EQUAL = 1e-7
+"""Relative distance below which layers are the same."""
 _NAMED = 6
 """Largest number of curves that all have names."""
 
@@ -69,6 +72,8 @@ def distances_figure(
 ) -> Figure:
     """Plot distances of two networks layer by layer, after every step, and their shared units.
 
+    Layers that are equal, such as gains that the alignment holds at one, have no mark.
+
     Args:
         stages: relative distance of every layer, by step of the alignment.
         shares: fraction of units found in both networks, by group.
@@ -81,12 +86,12 @@ def distances_figure(
     layers = list(next(iter(stages.values())))
     figure, (ax, below) = panels_of(2, 1, 3.2, min(16.0, max(5.0, 0.32 * len(layers))))
     for k, (name, values) in enumerate(stages.items()):
-        heights = _visible([values[n] for n in layers])
+        heights = [values[n] if values[n] > _EQUAL else math.nan for n in layers]
         ax.plot(layers, heights, "os^D"[k % 4], markersize=7 - k, fillstyle="none", label=name)
     ax.set(yscale="log", ylabel="relative distance", xlim=(-0.5, len(layers) - 0.5), xlabel="layer")
     groups = [name.removesuffix(".weight") for name in shares]
     below.bar(groups, list(shares.values()), 0.7, color="0.6")
-    below.set(ylim=(0, 1), ylabel="units in common", xlabel="group of units")
+    below.set(ylim=(0, 1.03), ylabel="units in common", xlabel="group of units")
     for each, names in ((ax, layers), (below, groups)):
         if len(names) > 6:
             each.tick_params(axis="x", rotation=90, labelsize=7)
@@ -124,9 +129,30 @@ def kinship_figure(
     return figure
 
 
-def _visible(values: Sequence[float]) -> list[float]:
-    """Replace zeros by the lower limit of a logarithmic axis."""
-    return [max(value, 1e-9) for value in values]
+def layers_figure(
+    values: Mapping[str, Sequence[float]], series: Sequence[str], label: str
+) -> Figure:
+    """Plot a few numbers of every layer, from the first layer at the top.
+
+    Args:
+        values: a number of every series, by layer.
+        series: their names.
+        label: of the numbers.
+
+    >>> figure = layers_figure({"conv1": [2.0, 1.0], "fc": [1.0, 1.5]}, ["raw", "scaled"], "size")
+    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    ['conv1', 'fc']
+    """
+    figure, ax = axes_of(None, (CARD[0], max(CARD[1], 0.9 + 0.2 * len(values))))
+    for k, name in enumerate(series):
+        numbers = [row[k] for row in values.values()]
+        ax.plot(numbers, range(len(numbers)), "os"[k % 2], markersize=6 - k, mfc="none", label=name)
+    ax.set_yticks(range(len(values)), list(values))
+    ax.margins(y=0.08)
+    ax.invert_yaxis()
+    ax.set(xlabel=label, xlim=(0, 1.06 * max(map(max, values.values()))))
+    legend([ax])
+    return figure
 
 
 def trajectories_figure(

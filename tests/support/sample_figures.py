@@ -6,7 +6,7 @@ import torch
 
 from lightning_bnn import plots
 from lightning_bnn.plots import Line, predictions, weights
-from lightning_bnn.plots.axes import ask, short_names
+from lightning_bnn.plots.axes import short_names, titled
 
 X = torch.linspace(0, 1, 50)
 FEW = torch.tensor([1.0, 2.0, 5.0])
@@ -39,8 +39,10 @@ def tau(network):
     """A curve for each layer of a network, with a question above."""
     names = short_names(NAMES[network]).values()
     curves = {name: 1 - torch.rand(2) / (k + 1) for k, name in enumerate(names)}
-    return ask(
-        weights.curves_figure([1, 2], curves, "tau"), "Do units move? Flat at 1: no.", network
+    return titled(
+        weights.curves_figure([1, 2], curves, "tau"),
+        "1.2 % of pairs of units still change places.",
+        network,
     )
 
 
@@ -108,6 +110,9 @@ FIGURES = {
     ),
     "gaussians": lambda: weights.gaussians_figure(
         [("MFVI", X, torch.outer(X, X), torch.rand(3, 2), torch.rand(3, 2))] * 4, 2, ("u", "v")
+    ),
+    "layers": lambda: weights.layers_figure(
+        dict.fromkeys(short_names(NAMES["ResNet"]).values(), (1.0, 0.7)), ("raw", "least"), "size"
     ),
     "distances": lambda: weights.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, {"1": 0.5}),
     "reliability": lambda: predictions.reliability_figure(*BINS)[0],
