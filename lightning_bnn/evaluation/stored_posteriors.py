@@ -55,8 +55,6 @@ class Location:
         versions = [self.path] if is_run else [c.parent for c in self.path.rglob("config.yaml")]
         banks = [manifest.parent for manifest in self.path.rglob("manifest.jsonl")]
         if not versions:
-            if not any(file.is_file() for file in self.path.rglob("*")):
-                raise ValueError(f"There is no posterior in {self.path}.{_other_places()}")
             return self._only(banks) if banks else self.path
         runs = sorted({v.parent if v != self.path else v for v in versions})
         files = sorted(self.path.rglob("*.ckpt"), key=lambda p: p.stat().st_mtime)
@@ -86,6 +84,8 @@ class Location:
         """Return the configuration that a user names, else that of the run, which must exist."""
         config = self.config() if data is None else Path(data)
         if config is None:
+            if self.path.is_dir() and not any(self.path.iterdir()):
+                raise ValueError(f"There is no posterior in {self.path}.{_other_places()}")
             raise ValueError(
                 f"{self.path} has no `config.yaml` beside it: pass a configuration with network "
                 "and data as `--data`."

@@ -368,7 +368,7 @@ LIKE = "--data like.yaml"
         (f"ref {A} --ood svhn {LIKE}", "`ood` must be one of"),
         (f"ref {A} --samples 1 {LIKE}", "`samples` must be at"),
         (f"ref --posteriors.x/y a {LIKE}", "names become file names"),
-        (f"ref --posteriors.A nan {LIKE}", "There is no posterior in nan"),
+        (f"ref --posteriors.A nan {LIKE}", "Every posterior failed"),
         (f"ref {A}", "has a `config.yaml`"),
         (f"ref {A} --data empty.yaml", "must be a configuration with `model.init_args.network`"),
         (f"chain {A} {LIKE}", "one chain of 6 networks"),
