@@ -16,8 +16,8 @@ COMMANDS = {
     "compare": "measure posteriors against a reference, in weights and in predictions",
     "calibrate": "calibrate the predictions of any posterior, and make prediction sets",
     "doctor": "diagnose a posterior (run, bank, folder): faults, reasons and remedies",
-    "references": "show diagnostics of the sampled posteriors, computed from their draws",
-    "fidelity": "score posteriors by their distance to a sampled one, closest first",
+    "references": "check the sampled posteriors themselves: do their chains agree?",
+    "fidelity": "score your posteriors by their distance to a sampled one, closest first",
     **CORE,
 }
 """Commands, whose functions live in ``commands/<name>.py`` here or in `weightsym`."""

@@ -15,6 +15,7 @@ from lightning_bnn.references import Card, diagnose, read_reference, reference_n
 from lightning_bnn.references.diagnosis import SPACES, Diagnosis
 from lightning_bnn.references.shipped import readable_card, reference_folder
 from lightning_bnn.tables import Cell, Table
+from weightsym import Outcome
 
 _NUMBERS = {
     "rhat_median": "R-hat median",
@@ -37,7 +38,7 @@ _DISTANCES = (
 )
 
 
-def references(name: str | None = None) -> None:
+def references(name: str | None = None) -> Outcome:
     """Print diagnostics of the sampled posteriors, computed from their draws.
 
     Args:
@@ -49,14 +50,16 @@ def references(name: str | None = None) -> None:
         raise missing_data("This table")
     cards: dict[str, Card] = {}
     with one_thread():
-        for each in tqdm(names, desc="references", disable=len(names) < 2):
+        for each in tqdm(names, desc="references", disable=len(names) < 2 or None):
             posterior, problem, card = read_reference(each)
             cards[each] = replace(card, diagnosis=diagnose(posterior, problem))
     if name is not None:
         print(readable_card(name, cards[name]) + "\n")
         print(distances_table(cards[name].diagnosis, cards[name].again).text() + "\n")
-    print(agreement_table({each: card.diagnosis for each, card in cards.items()}).text() + "\n")
-    print(_verdicts(cards).text())
+    agreement = agreement_table({each: card.diagnosis for each, card in cards.items()})
+    verdicts = _verdicts(cards)
+    print(f"{agreement.text()}\n\n{verdicts.text()}")
+    return Outcome({"agreement": agreement.json(), "verdicts": verdicts.json()})
 
 
 def _verdicts(cards: Mapping[str, Card]) -> Table:

@@ -21,12 +21,12 @@ STUDIES = {
 }
 """Tables and figures of the papers."""
 REFERENCES = {
-    "leaderboard": "score all methods against the sampled posteriors, at equal cost in gradients",
+    "leaderboard": "train all methods of the package, and score them at equal cost in gradients",
     "alignment": "planted permutations, barriers of pairs, and averages across runs",
     "lineage": "children of networks, attacked, and who finds them: our tests and published ones",
     "rebase": "vision transformers: what fine-tuning has learnt, on a base of another seed",
     "uci": "all methods on the UCI tables and their published splits, beside published results",
-    "reference": "sample a reference yourself by long chains, with its diagnostics",
+    "reference": "sample a new reference yourself, by long chains, with its diagnostics",
     "posteriordb": "write a reference in the format of posteriordb",
     "presets": "list the configurations of the papers and of the references, or print one",
 }

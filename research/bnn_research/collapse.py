@@ -7,6 +7,7 @@ from typing import Literal
 from bnn_research.populations import ENSEMBLES, population
 from lightning_bnn.evaluation.populations import collapse_findings
 from lightning_bnn.findings import publish
+from weightsym import Outcome
 
 
 def collapse(
@@ -18,7 +19,7 @@ def collapse(
     ood: str | None = None,
     seed: int = 0,
     out: str = "studies/collapse",
-) -> None:
+) -> Outcome:
     """Measure the diversity of networks by the mutual information of all pairs.
 
     The information is measured in and out of distribution.
@@ -40,4 +41,4 @@ def collapse(
     ensemble = population(
         "collapse", out, ENSEMBLES, scale, networks, data, seed, members=members, epochs=epochs
     )
-    publish(collapse_findings(ensemble, ood), ensemble.folder)
+    return publish(collapse_findings(ensemble, ood), ensemble.folder)

@@ -20,7 +20,7 @@ from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.posteriors import DiagonalGaussian, Empirical
 from lightning_bnn.predictions import numbers
 from lightning_bnn.tables import Cell, Table
-from weightsym import align, match_activations, permute
+from weightsym import Outcome, align, match_activations, permute
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator
 
@@ -67,7 +67,7 @@ def compact(
     draws: int = 100,
     seed: int = 0,
     out: str = "studies/compact",
-) -> None:
+) -> Outcome:
     """Summarise HMC, an ensemble and VI by means and standard deviations of their weights.
 
     For networks as they are, that Gaussian (q_d) is useless. If all networks are matched to one of
@@ -97,7 +97,7 @@ def compact(
     }
     vi = runs["VI"].module().posterior()
     assert isinstance(vi, DiagonalGaussian)
-    publish(study.findings(networks, vi, [job.command for job in jobs]), folder)
+    return publish(study.findings(networks, vi, [job.command for job in jobs]), folder)
 
 
 class CompactStudy:

@@ -15,6 +15,7 @@ from bnn_research.scales import settings_of
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.tables import Cell, Table
+from weightsym import Outcome
 from weightsym.params import keyed_generator
 
 
@@ -51,7 +52,7 @@ def interpolation(
     steps: int | None = None,
     seed: int = 0,
     out: str = "studies/interpolation",
-) -> None:
+) -> Outcome:
     """Fit one diagonal Gaussian to two modes at growing distance, from a start on one mode.
 
     The interpolation measure is the distance from that mode in units of the distance of both: 0.5
@@ -70,7 +71,7 @@ def interpolation(
     folder = results_folder(out, "interpolation")
     settings = settings_of(SCALES, scale, dims=dims, sigmas=sigmas, steps=steps)
     fits = {dim: fitted_gaussians(dim, settings, seed) for dim in settings.dims}
-    publish(_findings(fits, settings, seed), folder)
+    return publish(_findings(fits, settings, seed), folder)
 
 
 def fitted_gaussians(dim: int, settings: Scale, seed: int) -> Fits:

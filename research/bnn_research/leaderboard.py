@@ -28,12 +28,18 @@ from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import read_reference, reference_names
 from lightning_bnn.references.shipped import is_gold, reference_folder
 from lightning_bnn.tables import Cell, Measured, Table, spread
+from weightsym import Outcome
 from weightsym.files import read_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = ("acc", "rmse", "nll", "crps", "ece", "cover90")
+_LEGEND = {
+    "f_law": "by what networks predict", "ns_law": "by weights, without symmetries",
+    "law": "by weights as they are",
+}  # fmt: skip
+"""Distances in the figure."""
 _QUALITIES = ("acc", "rmse", "nll", "crps", "ece", "brier")
 """Numbers of the test."""
 _HIGH_IS_GOOD = ("acc",)
@@ -52,7 +58,7 @@ _CORRELATIONS_NOTE = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MethodScores:
     """Results and failures of a method.
 
     Attributes:
@@ -86,7 +92,7 @@ class Outcome:
         }
 
 
-Board = Mapping[str, Outcome]
+Board = Mapping[str, MethodScores]
 """Outcomes by title of the method, for one reference and budget."""
 Boards = Mapping[tuple[str, int], Board]
 """By reference and budget."""
@@ -112,7 +118,7 @@ def leaderboard(
     tuning: int = 2,
     samples: int = 50,
     out: str = "studies/leaderboard",
-) -> None:
+) -> Outcome:
     """Train every method with equal numbers of gradients, and score it against the references.
 
     A row is a YAML file with a method, its settings, and candidates for other settings. The rows of
@@ -150,7 +156,7 @@ def leaderboard(
     plan = _Plan(chosen, seeds, samples, folder, tuning)
     with one_thread():
         boards = {(name, b): _board(name, b, plan) for name in names for b in budgets}
-    publish(_findings(boards, plan), folder)
+    return publish(_findings(boards, plan), folder)
 
 
 def _board(name: str, budget: int, plan: _Plan) -> Board:
@@ -167,7 +173,7 @@ def _board(name: str, budget: int, plan: _Plan) -> Board:
         seeds = range(_TUNING, _TUNING + plan.tuning)
         outcomes = _outcomes(name, budget, plan, tried, seeds) if tried else {}
         for key, entries in rows.items():
-            of_row = [outcomes.get(f"{key}-{k}", Outcome()) for k in range(len(entries))]
+            of_row = [outcomes.get(f"{key}-{k}", MethodScores()) for k in range(len(entries))]
             choices[key] = closest(of_row)
     chosen = {key: entries[choices[key]] for key, entries in rows.items()}
     board = _outcomes(name, budget, plan, chosen, range(plan.seeds))
@@ -176,13 +182,14 @@ def _board(name: str, budget: int, plan: _Plan) -> Board:
     }
 
 
-def closest(outcomes: Sequence[Outcome]) -> int:
+def closest(outcomes: Sequence[MethodScores]) -> int:
     """Return the index of the outcome with the least mean distance, among those without failures.
 
     Args:
         outcomes: of the candidates of one row; the first one counts if all have failed.
 
-    >>> closest([Outcome([{"f_law": 0.2}]), Outcome([{"f_law": 0.1}]), Outcome([], ["diverged"])])
+    >>> near, far = (MethodScores([{"f_law": distance}]) for distance in (0.1, 0.2))
+    >>> closest([far, near, MethodScores([], ["diverged"])])
     1
     """
     distances = [
@@ -193,11 +200,11 @@ def closest(outcomes: Sequence[Outcome]) -> int:
 
 def _outcomes(
     name: str, budget: int, plan: _Plan, entries: Mapping[str, Entry], seeds: Sequence[int]
-) -> dict[str, Outcome]:
+) -> dict[str, MethodScores]:
     """Train and score rows with several seeds, one after the other."""
     settings = read_settings(reference_folder(name) / "config.yaml")
     data: Any = read_reference(name)[1].source
-    outcomes = {key: Outcome() for key in entries}
+    outcomes = {key: MethodScores() for key in entries}
     keys = {entry.title: key for key, entry in entries.items()}
     for seed in seeds:
         jobs = []
@@ -333,8 +340,8 @@ def _laws_figure(boards: Boards) -> Figure:
     for (name, _), board in sorted(boards.items(), key=lambda item: item[0][1]):
         numbers = {title: outcome.over_seeds() for title, outcome in board.items()}
         panels[name] = {
-            of_law: [percent(numbers.get(title, {}), law) for title in titles]
-            for law, of_law in LAWS.items()
+            legend: [percent(numbers.get(title, {}), law) for title in titles]
+            for law, legend in _LEGEND.items()
         }
     return dots_figure(panels, titles, label="MMD² x 100")
 

@@ -20,7 +20,7 @@ from bnn_research.scales import settings_of
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.tables import Cell, Table
-from weightsym import Relation, kinship, likeness, relation
+from weightsym import Outcome, Relation, kinship, likeness, relation
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator
 
@@ -35,7 +35,7 @@ def lineage(
     images: int | None = None,
     seed: int = 0,
     out: str = "studies/lineage",
-) -> None:
+) -> Outcome:
     """Train five families of small networks, make children, attack them, and ask who is found.
 
     Languages are of tinyshakespeare, letter by letter (text/tinyshakespeare.txt in the folder of
@@ -65,7 +65,7 @@ def lineage(
     start = time.process_time()
     trials = {name: Trial.of(name, settings, seed) for name in chosen}
     minutes = (time.process_time() - start) / 60
-    publish(_findings(trials, settings, minutes), folder)
+    return publish(_findings(trials, settings, minutes), folder)
 
 
 # ------------------------------------------------------------ comparisons

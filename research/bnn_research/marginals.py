@@ -19,7 +19,7 @@ from lightning_bnn.extras import needed
 from lightning_bnn.findings import Findings, publish
 from lightning_bnn.plots import Line, histograms_figure, lines_figure
 from lightning_bnn.tables import Cell, Table
-from weightsym import Symmetries
+from weightsym import Outcome, Symmetries
 from weightsym.params import Params, ravel
 
 RECIPES = {
@@ -37,7 +37,7 @@ def marginals(
     epochs: int | None = None,
     seed: int = 0,
     out: str = "studies/marginals",
-) -> None:
+) -> Outcome:
     """Test the effect of symmetries on marginals, and plot them with and without symmetries.
 
     Since units can be exchanged, a weight has the same marginal in all units of a layer, and each
@@ -58,7 +58,7 @@ def marginals(
     ensemble = population(
         "marginals", out, RECIPES, scale, networks, data, seed, members=members, epochs=epochs
     )
-    publish(marginals_findings(ensemble), ensemble.folder)
+    return publish(marginals_findings(ensemble), ensemble.folder)
 
 
 def marginals_findings(population: Population) -> Findings:

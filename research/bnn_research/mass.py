@@ -7,6 +7,7 @@ from typing import Literal
 from bnn_research.populations import ENSEMBLES, population
 from lightning_bnn.evaluation.populations import mass_findings
 from lightning_bnn.findings import publish
+from weightsym import Outcome
 
 
 def mass(
@@ -17,7 +18,7 @@ def mass(
     epochs: int | None = None,
     seed: int = 0,
     out: str = "studies/mass",
-) -> None:
+) -> Outcome:
     """Compare the mass of networks with its minimum over all rescalings of their units.
 
     Weight decay penalises mass without effect: a network far above its minimum has equivalents with
@@ -36,4 +37,4 @@ def mass(
     ensemble = population(
         "mass", out, ENSEMBLES, scale, networks, data, seed, members=members, epochs=epochs
     )
-    publish(mass_findings(ensemble), ensemble.folder)
+    return publish(mass_findings(ensemble), ensemble.folder)

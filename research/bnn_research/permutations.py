@@ -17,7 +17,7 @@ from lightning_bnn.commands.runs import reseeded, run_jobs
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.tables import Cell, Table
-from weightsym import UnitOrders, discover, order_change
+from weightsym import Outcome, UnitOrders, discover, order_change
 from weightsym.files import load
 
 RECIPES = {
@@ -35,7 +35,7 @@ def permutations(
     by: Literal["max", "first", "mean", "median", "norm", "outgoing"] = "max",
     seed: int = 0,
     out: str = "studies/permutations",
-) -> None:
+) -> Outcome:
     """Follow the order of the units through several runs, step by step.
 
     Tau is averaged over layers. A line is the mean over runs, and the band covers all runs. While
@@ -58,7 +58,7 @@ def permutations(
     job = reseeded(job, seed)
     run_jobs([job], folder)
     note = f"{recipe.members} networks on {recipe.data}: {job.command}"
-    publish(_findings(load(file), note, job.command), folder)
+    return publish(_findings(load(file), note, job.command), folder)
 
 
 def _findings(history: Mapping[str, Any], note: str, command: str) -> Findings:

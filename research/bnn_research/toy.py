@@ -15,7 +15,7 @@ from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.plots import hexbin_figure, scatter_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.tables import Cell, Table
-from weightsym import Symmetries, canonicalise
+from weightsym import Outcome, Symmetries, canonicalise
 from weightsym.params import Params
 
 _NORM, _MOST_LOSS = 3.0, 0.01
@@ -38,7 +38,7 @@ def toy(
     members: int | None = None,
     seed: int = 0,
     out: str = "studies/toy",
-) -> None:
+) -> Outcome:
     """Train perceptrons with two hidden units, and draw both weights of their last layer.
 
     As trained, the density has a copy of every solution for each order of the units and each way to
@@ -69,7 +69,9 @@ def toy(
     settings = {"command": job.command, "norm": _NORM, "largest loss": _MOST_LOSS}
     title = "Two hidden units (P1, figure 1)"
     figures = _figures(forms, points, labels)
-    publish(Findings("toy", title, {"weights": table}, figures, [job.command], settings), folder)
+    return publish(
+        Findings("toy", title, {"weights": table}, figures, [job.command], settings), folder
+    )
 
 
 def _figures(forms: Mapping[str, Tensor], points: Tensor, labels: Tensor) -> dict[str, Any]:

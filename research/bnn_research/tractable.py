@@ -26,7 +26,7 @@ from lightning_bnn.posteriors.mutual_information import (
 from lightning_bnn.posteriors.permanents import log_permanent
 from lightning_bnn.posteriors.unit_layers import unit_layers
 from lightning_bnn.tables import Cell, Table, spread
-from weightsym import discover
+from weightsym import Outcome, discover
 from weightsym.params import keyed_generator
 
 METHODS: dict[str, tuple[Callable[..., Bayesian], dict[str, Any]]] = {
@@ -59,7 +59,7 @@ def tractable(
     epochs: int = 10,
     noise: float = 1.5,
     out: str = "studies/tractable",
-) -> None:
+) -> Outcome:
     """Print tables 2 and 3 of P2, and plot the trained Gaussians.
 
     The default is the paper's scale. The paper does not state noise, prior, start and the
@@ -84,7 +84,7 @@ def tractable(
     folder = results_folder(out, "tractable")
     results = study(alphas, seeds, epochs, noise)
     settings = {"alphas": alphas, "seeds": seeds, "epochs": epochs, "noise": noise}
-    publish(findings_of(results, settings), folder)
+    return publish(findings_of(results, settings), folder)
 
 
 def study(alphas: list[float], seeds: int, epochs: int, noise: float) -> list[Result]:

@@ -20,7 +20,15 @@ from lightning_bnn.models import mlp
 from lightning_bnn.modules import DeepEnsemble
 from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.tables import Cell, Table
-from weightsym import Symmetries, barrier, discover, interpolate, match_activations, permute
+from weightsym import (
+    Outcome,
+    Symmetries,
+    barrier,
+    discover,
+    interpolate,
+    match_activations,
+    permute,
+)
 from weightsym import params as P
 from weightsym import transpositions as count_swaps
 from weightsym.params import Params, keyed_generator
@@ -54,7 +62,7 @@ def transpositions(
     points: int | None = None,
     seed: int = 0,
     out: str = "studies/transpositions",
-) -> None:
+) -> Outcome:
     """Train two networks from different starts, and one network from permuted copies of its start.
 
     Figure 1 shows the barrier between the two networks during training, as they are and matched by
@@ -72,7 +80,7 @@ def transpositions(
     """
     folder = results_folder(out, "transpositions")
     settings = settings_of(SCALES, scale, hidden=hidden, epochs=epochs, points=points)
-    publish(_Study(settings, seed).findings(), folder)
+    return publish(_Study(settings, seed).findings(), folder)
 
 
 def permutation_with(swaps: int, units: int, generator: torch.Generator) -> Tensor:

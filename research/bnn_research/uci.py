@@ -26,6 +26,7 @@ from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.plots import dots_figure
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.tables import Cell, Measured, Table, spread
+from weightsym import Outcome
 from weightsym.files import write_whole
 from weightsym.params import Params, check_count
 
@@ -62,7 +63,7 @@ def uci(
     scale: Literal["full", "quick"] = "full",
     data: str | None = None,
     out: str = "studies/uci",
-) -> None:
+) -> Outcome:
     """Train every method on the published splits of the UCI tables, beside published results.
 
     A perceptron with one hidden layer of 50 units (100 for protein) and a noise that each network
@@ -102,7 +103,7 @@ def uci(
         for table, method in bar:
             bar.set_postfix_str(f"{table.name}, {method}")
             results[table.name, method] = _stored(folder, table, method)
-    publish(_findings(results, {**vars(budget), "prior_std": _WIDTHS}), folder)
+    return publish(_findings(results, {**vars(budget), "prior_std": _WIDTHS}), folder)
 
 
 def _stored(folder: Path, table: SplitTable, method: str) -> Scores:

@@ -20,6 +20,7 @@ from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import quiet
 from lightning_bnn.tables import Measured, Table, spread
+from weightsym import Outcome
 from weightsym.params import keyed_generator, keyed_randomness
 
 
@@ -58,7 +59,7 @@ def width(
     epochs: int | None = None,
     init_std: float | None = None,
     out: str = "studies/width",
-) -> None:
+) -> Outcome:
     """Train symmetrized and mean-field VI at several widths. Print accuracy and both ELBOs.
 
     Accuracies are of the mean of 1000 networks. SGM is the paper's estimate with K permutations,
@@ -90,7 +91,7 @@ def width(
     runs = run_jobs(list(jobs.values()), folder / "runs")
     results = {key: _results(runs[job.name], settings.networks) for key, job in jobs.items()}
     command = next(iter(jobs.values())).command
-    publish(_findings(results, list(methods), settings, command), folder)
+    return publish(_findings(results, list(methods), settings, command), folder)
 
 
 def _symmetrized(estimator: str, draws: int | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from small_runs import numbers, results
 
 from bnn_research import leaderboard
 from bnn_research.cli import main
-from bnn_research.leaderboard import Outcome, board_table, closest, rank_correlation
+from bnn_research.leaderboard import MethodScores, board_table, closest, rank_correlation
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEAR, FAR = {"f_law": 0.1, "nll": 2.0, "acc": 0.5}, {"f_law": 0.2, "nll": 1.0, "acc": 0.6}
@@ -17,9 +17,9 @@ NEAR, FAR = {"f_law": 0.1, "nll": 2.0, "acc": 0.5}, {"f_law": 0.2, "nll": 1.0, "
 
 def board():
     return {
-        "far": Outcome([FAR, FAR]),
-        "broken": Outcome([], ["seed 0: it diverged.", "seed 1: it diverged."]),
-        "near": Outcome([NEAR], ["seed 1: no memory."]),
+        "far": MethodScores([FAR, FAR]),
+        "broken": MethodScores([], ["seed 0: it diverged.", "seed 1: it diverged."]),
+        "near": MethodScores([NEAR], ["seed 1: no memory."]),
     }
 
 
@@ -45,7 +45,7 @@ def test_what_failed_is_in_the_table_with_how_often():
 
 
 def test_what_has_no_distance_to_the_posterior_has_failed():
-    outcome = Outcome()
+    outcome = MethodScores()
     for seed, distance in enumerate((0.1, math.nan, math.inf)):
         outcome.add(seed, {"f_law": distance, "rmse": 1e20})
     assert [row["f_law"] for row in outcome.numbers] == [0.1]
@@ -90,10 +90,10 @@ def test_no_gold_reference_at_all_is_refused_in_one_sentence(monkeypatch, tmp_pa
 
 def test_settings_are_chosen_by_the_mean_distance_and_never_with_a_failure():
     near, far, lucky = ([{"f_law": d} for d in ds] for ds in ((0.2, 0.3), (0.4, 0.5), (0.1, 0.9)))
-    assert closest([Outcome(far), Outcome(near), Outcome(lucky)]) == 1
-    assert closest([Outcome(far), Outcome(near, ["seed 100: no memory."])]) == 0
-    assert closest([Outcome([], ["diverged"]), Outcome([], ["diverged"])]) == 0
-    assert closest([Outcome([{"f_law": math.nan}]), Outcome(far)]) == 1
+    assert closest([MethodScores(far), MethodScores(near), MethodScores(lucky)]) == 1
+    assert closest([MethodScores(far), MethodScores(near, ["seed 100: no memory."])]) == 0
+    assert closest([MethodScores([], ["diverged"]), MethodScores([], ["diverged"])]) == 0
+    assert closest([MethodScores([{"f_law": math.nan}]), MethodScores(far)]) == 1
 
 
 @pytest.fixture

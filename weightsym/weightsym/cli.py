@@ -60,6 +60,8 @@ class Script:
         """
         args = list(sys.argv[1:] if args is None else args)
         _let_threads_rest()
+        if not sys.stderr.isatty():
+            os.environ.setdefault("TQDM_DISABLE", "1")  # a log would hold every state of a bar
         try:
             self._choose(args[0] if args else "--help", args)
             sys.stdout.flush()

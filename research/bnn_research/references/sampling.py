@@ -29,7 +29,7 @@ from lightning_bnn.metrics.convergence import LEAST
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.references import Card, diagnose
 from lightning_bnn.references.diagnosis import between
-from weightsym import did_you_mean
+from weightsym import Outcome, did_you_mean
 
 _PREFIX = "reference_"
 _LARGE = 3 * 2**20
@@ -42,7 +42,7 @@ def reference(
     repeats: int = 3,
     transitions: int | None = None,
     restart: bool = False,
-) -> None:
+) -> Outcome:
     """Sample a reference again, as those of lightning-bnn-data were sampled.
 
     Runs long chains, then others from other seeds, and writes a folder with the configuration, the
@@ -69,7 +69,7 @@ def reference(
         shutil.rmtree(folder / "runs", ignore_errors=True)
     with one_thread():
         findings = _findings(name, folder, repeats, transitions)
-    publish(findings, folder)
+    return publish(findings, folder)
 
 
 def _check_transitions(name: str, transitions: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from weightsym import Outcome
 from weightsym.files import open_network
 from weightsym.networks.files.adapters import (
     CONFIG,
@@ -25,7 +27,7 @@ def adapters(
     weights: list[float] | None = None,
     rank: int | None = None,
     overwrite: bool = False,
-) -> None:
+) -> Outcome:
     """Merge adapters of peft without changing what they compute.
 
     LoRA, rsLoRA and DoRA of linear layers, convolutions and embeddings, with biases and modules
@@ -47,15 +49,16 @@ def adapters(
     shares = [1.0] * len(read) if weights is None else weights
     if len(shares) != len(read):
         raise ValueError(f"`--weights` must be {len(read)} numbers, got {len(shares)}.")
+    content = {"out": str(target), "weights": dict(zip(sources, shares, strict=True))}
     if base is None:
-        _merge(read, shares, rank, target, overwrite)
-        return
+        return Outcome({**content, **_merge(read, shares, rank, target, overwrite)})
     network = open_network(Path(base))
     check_target(target, network, overwrite)
     if target.exists() and target.samefile(network.path):
         raise ValueError(f"`--out`: {target} is the base.")
     write_into(network, read, shares, target, overwrite)
     print(f"{target}: {base} + {_listed(read, shares)}")
+    return Outcome({**content, "base": base})
 
 
 def _target(out: str | None, base: str | None, rank: int | None) -> Path:
@@ -76,15 +79,17 @@ def _folder(path: Path) -> Path:
 
 def _merge(
     read: list[Adapter], shares: list[float], rank: int | None, target: Path, overwrite: bool
-) -> None:
-    """Write one adapter."""
+) -> dict[str, Any]:
+    """Write one adapter, and return its ranks and error."""
     _check_free(target, overwrite)
-    merged = sum_of(read, shares)
+    merged, error = sum_of(read, shares), 0.0
     print(f"{target}: {_listed(read, shares)}, {_ranks(merged)}")
     if rank is not None:
         merged, error = compressed(merged, rank)
         print(f"at rank {rank}: {_ranks(merged)}, relative error of the products {error:.3g}")
     merged.write(target)
+    ranks = {name: layer.rank for name, layer in merged.layers.items()}
+    return {"ranks": ranks, "error": float(error)}
 
 
 def _listed(read: list[Adapter], shares: list[float]) -> str:

@@ -29,6 +29,7 @@ EXIT_CODES: Mapping[Verdict, int] = {
     "cannot be told": 5,
 }
 """Exit codes of the command. 2 means a mistake of the user, 1 a crash."""
+_FARTHER = 0.01  # share of the distance by which a step makes it larger
 _SAME_OUTPUTS = 2e-3
 _GAIN = 25  # of relative errors, from weights to outputs
 _ARITHMETIC = 2e-6  # of symmetries that act in float32
@@ -160,9 +161,14 @@ def rounding_of(types: Iterable[torch.dtype]) -> float:
 # ------------------------------------------------------------ text
 def _steps(d: Difference) -> Iterator[str]:
     yield f"{'':<16}{'distance':>11}{'relative':>11}{'explains':>11}"
+    explained, before = d.explained, dict(zip(d.explained, d.stages, strict=False))
     for stage in d.stages:
-        share = f"{100 * d.explained[stage.name]:.1f} %" if stage is not d.stages[0] else ""
+        share = "" if stage is d.stages[0] else f"{100 * max(0.0, explained[stage.name]):.1f} %"
         yield f"{stage.name:<16}{stage.distance:>11.4g}{stage.relative:>11.3g}{share:>11}".rstrip()
+    for name, stage in before.items():
+        if explained[name] < -_FARTHER:
+            times = (1 - explained[name] * d.stages[0].relative ** 2 / stage.relative**2) ** 0.5
+            yield f"{name}: {times:.3g} times as far apart as before, since scales hid differences"
 
 
 def _lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from weightsym import Outcome
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.merge import merge
 
@@ -17,7 +18,7 @@ def match(
     data: str | None = None,
     others: Literal["refuse", "copy"] = "refuse",
     overwrite: bool = False,
-) -> None:
+) -> Outcome:
     """Bring network A into the frame of network B: `merge` of B and A with the weights 0 and 1.
 
     The written file computes the same function as A, has the names, types and metadata of A, and
@@ -38,4 +39,5 @@ def match(
         others: treatment of tensors in A that do not belong to the network: refuse or copy.
         overwrite: replace an existing file or folder at --out (true or false).
     """
-    merge([b, a], architecture, out, [0.0, 1.0], None, method, data, None, others, overwrite)
+    weights = [0.0, 1.0]
+    return merge([b, a], architecture, out, weights, None, method, data, None, others, overwrite)

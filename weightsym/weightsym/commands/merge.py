@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from weightsym import Element, Symmetries, align, match
+from weightsym import Element, Outcome, Symmetries, align, match
 from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import ExampleBatches, examples_of, loss
@@ -55,7 +55,7 @@ def merge(
     like: str | None = None,
     others: Literal["refuse", "copy"] = "refuse",
     overwrite: bool = False,
-) -> None:
+) -> Outcome:
     """Average networks after bringing all of them into the frame of the first one.
 
     Units are permuted, flipped and mixed, but not rescaled: networks with different scales stay far
@@ -98,7 +98,7 @@ def merge(
     contents = [_read(p, files.get(p), module, last, architecture.prefix) for p in paths]
     average = _Average(module, *_together(contents, weights), examples)
     print(average.describe(), flush=True)
-    before = average.numbers()
+    before = after = average.numbers()
     print("\n".join(f"{name}: {value:.6g}" for name, value in before.items()), flush=True)
     if method != "plain":
         sym = symmetries_in(module, *example, batch_norm=architecture.batch_norm)
@@ -109,6 +109,8 @@ def merge(
     mean = average.mean()
     if output is not None:
         output.write(average.every, mean)
+    content = {"networks": len(average.weights), "parameters": average.size, "out": out}
+    return Outcome({**content, "weights": average.weights, "before": before, "after": after})
 
 
 # ------------------------------------------------------------ reading

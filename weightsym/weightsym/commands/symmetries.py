@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from weightsym import Symmetries, min_mass, verify
+from weightsym import MinMass, Outcome, Symmetries, min_mass, verify
 from weightsym import params as P
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fit_all, symmetries_in
@@ -30,7 +31,7 @@ def symmetries(
     batch_norm: Literal["carrier", "eval"] = "carrier",
     seed: int = 0,
     explain: str | None = None,
-) -> None:
+) -> Outcome:
     """Print the symmetries of a network, fixed operations with reasons, the mass and the error.
 
     Args:
@@ -62,7 +63,7 @@ def symmetries(
     sym = symmetries_in(model, *example, batch_norm=batch_norm, explain=explain)
     seconds = time.perf_counter() - started
     if explain is not None:
-        return
+        return Outcome({"network": network, "explained": explain})
     params = P.of(model)
     weights = sum(params[n].numel() for n in P.weight_names(model))
     print(*map(_described, files), sep="\n", end="\n" * len(files))
@@ -78,8 +79,12 @@ def symmetries(
     print(f"error of a random element of the whole group: {checked}")
     if files and weights <= _LARGE:
         params |= {name: files[0].number(name) for name in empty}
+    content = _content(network, weights, sym, error)
     if sym.scaling_dof and not any(t.is_meta for t in params.values()):
-        print(*_masses(params, sym), sep="\n")
+        smallest = min_mass(params, sym)
+        print(*_masses(smallest), sep="\n")
+        content |= {"mass": float(smallest.mass), "least mass": float(smallest.minimum)}
+    return Outcome(content)
 
 
 def _load(model: nn.Module, file: FittedNetwork) -> None:
@@ -88,8 +93,22 @@ def _load(model: nn.Module, file: FittedNetwork) -> None:
     model.load_state_dict({name: file.number(name) for name in in_file}, strict=False)
 
 
-def _masses(params: P.Params, sym: Symmetries) -> list[str]:
-    smallest = min_mass(params, sym)
+def _content(network: str, weights: int, sym: Symmetries, error: float) -> dict[str, Any]:
+    """Return the groups and their checks as plain data."""
+    kinds = {"permutations": sym.permutations, "scalings": sym.scalings, "signs": sym.signs}
+    groups = {
+        kind: [{"name": g.name, "units": g.units} for g in found] for kind, found in kinds.items()
+    }
+    linear = [{"name": g.name, "kind": g.kind, "size": g.size} for g in sym.linear]
+    frozen = [asdict(operation) for operation in sym.frozen]
+    return {
+        "network": network, "weights": weights, **groups, "linear": linear,
+        "log10_permutations": sym.log10_permutations, "scaling_dof": sym.scaling_dof,
+        "frozen": frozen, "error": error,
+    }  # fmt: skip
+
+
+def _masses(smallest: MinMass) -> list[str]:
     lines = [
         f"mass:                 {float(smallest.mass):.6g}",
         f"minimum mass:         {float(smallest.minimum):.6g}"
