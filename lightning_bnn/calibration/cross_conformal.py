@@ -23,9 +23,10 @@ class FoldScores:
     .. math:: q_M^2 = q_G^2 - c\, (q_{G/2}^2 - q_G^2), \quad
         c = \frac{1/G - 1/M}{2/G - 1/G} = 1 - 1/K
 
-    with conformal quantiles q, and :math:`q_M^2 \geq q_G^2 / K`. With a single fold (rows that no
-    member was trained on) c = 0, and it is split conformal prediction, with its guarantee. With
-    several there is no guarantee for every table; `docs/intervals.md` has what was measured.
+    with conformal quantiles q, and :math:`q_G^2 / K \leq q_M^2 \leq q_G^2`. With a single fold
+    (rows that no member was trained on) c = 0, and it is split conformal prediction, with its
+    guarantee. With several there is no guarantee for every table; `docs/intervals.md` has what was
+    measured.
 
     References:
         | Cross-Conformal Predictors (Vovk, 2015), https://arxiv.org/abs/1208.0806
@@ -33,10 +34,10 @@ class FoldScores:
         | https://arxiv.org/abs/1905.02928
 
     Attributes:
-        whole: by all members without the fold of the row, ``(rows, ...)``.
-        halves: by the first and by the last half of these, ``(2, rows, ...)``.
+        whole: errors by all members without the fold of the row, ``(rows, ...)``, in a unit that
+            may depend on the row.
+        halves: by the first and by the last half of these, in the same unit, ``(2, rows, ...)``.
         folds: how many there are.
-        power: of the scores that falls with the number of members, 2 for errors.
 
     >>> errors = torch.arange(1.0, 10)
     >>> FoldScores(errors, errors.expand(2, -1), folds=5).threshold(0.1).item()
@@ -48,10 +49,9 @@ class FoldScores:
     whole: Tensor
     halves: Tensor
     folds: int
-    power: int = 2
 
     def threshold(self, alpha: int | float) -> Tensor:
-        """The score that new rows exceed with this probability.
+        """The error that new rows exceed with this probability, in their units.
 
         Args:
             alpha: the probability; fewer than ``1 / alpha - 1`` rows give infinity and a warning.
@@ -59,7 +59,7 @@ class FoldScores:
         whole = conformal_quantiles(self.whole, alpha)[0]
         if not bool(whole.isfinite().all()):
             return whole
-        pairs = [conformal_quantiles(half, alpha)[0] for half in self.halves]
-        most, half = whole**self.power, torch.stack(pairs).pow(self.power).mean(0)
-        least = most - (1 - 1 / self.folds) * (half - most)
-        return torch.maximum(least, most / self.folds) ** (1 / self.power)
+        halves = torch.stack([conformal_quantiles(half, alpha)[0] for half in self.halves])
+        lost = (halves.square().mean(0) - whole.square()).clamp_min(0)
+        least = whole.square() - (1 - 1 / self.folds) * lost
+        return torch.maximum(least, whole.square() / self.folds).sqrt()

@@ -72,7 +72,6 @@ class BnnClassifier(ClassifierMixin, TableEstimator):
     (7, 2, 3)
     """
 
-    _power = 1
     classes_: NDArray[Any]
     temperature_: float
 
@@ -107,9 +106,9 @@ class BnnClassifier(ClassifierMixin, TableEstimator):
             warnings.simplefilter("ignore")  # at a bound
             self.temperature_ = max(1.0, fit_temperature(logs, classes).value)
 
-    def _score(self, predictions: Any) -> Tensor:
-        scores = set_scores(predictions.probs, "thr")
-        return scores.gather(-1, predictions.truth[:, None])[:, 0]
+    def _score(self, predictions: Any, whole: Any) -> Tensor:
+        scores = set_scores(whole.probs, "thr")  # sets need no extrapolation
+        return scores.gather(-1, whole.truth[:, None])[:, 0]
 
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Probabilities of the classes, the mean of the networks that predict."""

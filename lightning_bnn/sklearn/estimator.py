@@ -57,7 +57,6 @@ class TableEstimator(BaseEstimator):
     """
 
     module_: Any
-    _power = 2
     _held: FoldScores | None
 
     def __init__(
@@ -256,10 +255,17 @@ class TableEstimator(BaseEstimator):
             read = partial(Predictions.of, self.module_.likelihood, targets=targets[mine])
             whole.append(read(outputs))
             parts = whole[-1], read(outputs[:half]), read(outputs[-half:])
-            scores.append(torch.stack([self._score(part) for part in parts]))
+            scores.append(torch.stack([self._score(part, whole[-1]) for part in parts]))
         self._hold(whole)
         of_all, *of_halves = torch.cat(scores, 1)
-        return FoldScores(of_all, torch.stack(of_halves), rows.count, self._power)
+        return FoldScores(of_all, torch.stack(of_halves), rows.count)
+
+    @torch.no_grad()
+    def _by_fold(self, rows: Tensor, count: int) -> list[Any]:
+        """What the networks without each fold say together."""
+        batches, likelihood = list(self._batches(rows)), self.module_.likelihood
+        every = (torch.cat(list(map(f, batches)), 1) for f in self._predictors(count))
+        return [Predictions.of(likelihood, outputs) for outputs in every]
 
     def _predictors(self, count: int) -> list[Any]:
         """For every fold, a function from inputs to outputs of the networks without it."""
@@ -287,8 +293,8 @@ class TableEstimator(BaseEstimator):
         """Use predictions of rows by networks that have not seen them."""
 
     @abstractmethod
-    def _score(self, predictions: Any) -> Tensor:
-        """How far every row is from what is predicted, ``(rows, ...)``."""
+    def _score(self, predictions: Any, whole: Any) -> Tensor:
+        """How far rows are from predictions, in a unit by all that have not seen them."""
 
     @torch.no_grad()
     def _sampled(self, x: ArrayLike, n: int | None, random_state: Any) -> Tensor:

@@ -79,27 +79,28 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, TableEstimator):
         """
         if intervals is not None:
             check_between("intervals", intervals)
-        predictions = self._predictions(self._rows_of(X))
+        rows = self._rows_of(X)
+        predictions = self._predictions(rows)
         mean, std = predictions.moments()
         parts = [self._targets(mean)]
         if return_std:
             parts.append(self._reshaped(std.numpy() * self._targets_scaler.scale_))
         if intervals is not None:
-            parts += self._ends(predictions, error_rate(intervals))
+            parts += self._ends(rows, predictions, error_rate(intervals))
         return parts[0] if len(parts) == 1 else tuple(parts)
 
-    def _score(self, predictions: Any) -> Tensor:
-        mean, std = predictions.moments()
-        return (predictions.truth - mean).abs() / std
+    def _score(self, predictions: Any, whole: Any) -> Tensor:
+        return (whole.truth - predictions.moments()[0]).abs() / whole.moments()[1]
 
-    def _ends(self, predictions: Any, alpha: float) -> list[NDArray[Any]]:
+    def _ends(self, rows: Tensor, predictions: Any, alpha: float) -> list[NDArray[Any]]:
         """Both ends of intervals, conformal ones if rows calibrate them."""
         if self._held is None:
             means, stds = predictions.components()
             low, high, _ = quantile_band(means, stds, alpha)
         else:
-            mean, std = predictions.moments()
-            width = self._held.threshold(alpha) * std
+            mean = predictions.moments()[0]
+            units = [each.moments()[1] for each in self._by_fold(rows, self._held.folds)]
+            width = self._held.threshold(alpha) * torch.stack(units).mean(0)
             low, high = mean - width, mean + width
         return [self._targets(low), self._targets(high)]
 
