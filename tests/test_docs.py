@@ -20,6 +20,7 @@ from pages import (
     ROOT,
     TUTORIALS,
     benchmark_scripts,
+    blocks,
     commands,
     dangling,
     page,
@@ -67,6 +68,12 @@ def test_a_link_to_nowhere_is_found(target):
 def test_a_page_can_be_pasted(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pasted(page(name), name)
+
+
+def test_an_answer_has_at_most_fifteen_lines():
+    answers = [b.text for b in blocks(page("docs/you-asked.md")) if b.language == "python"]
+    assert len(answers) >= 10
+    assert all(len([line for line in text.splitlines() if line.strip()]) <= 15 for text in answers)
 
 
 # ------------------------------------------------------------ commands
