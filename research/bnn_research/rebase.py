@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.functional import rotate
 
 from bnn_research.families import Transformer, pictures, trained
 from bnn_research.scales import settings_of
@@ -53,7 +54,7 @@ def rebase(
 ) -> None:
     """Move what a vision transformer has learnt by fine-tuning to one of another seed.
 
-    Two bases learn MNIST. One of them is tuned on digits that lie on their side, and on Fashion;
+    Two bases learn MNIST. One of them is tuned on digits that are turned, and on Fashion;
     what this changes is added to the other base: as it is, or moved along with the match of the
     bases. Norms are folded.
 
@@ -101,10 +102,16 @@ def _tasks(settings: Scale) -> dict[str, Task]:
     source = MNIST(augment=False, val_size=0)
     splits = source.load()
     digits, fashion = ((source.normalise(x), y) for x, y in (splits.train, splits.ood["fashion"]))
+    most = settings.images + 2 * _HELD
     count = min(settings.images, len(fashion[0]) - 2 * _HELD)
     return {
         "digits": Task.of(*digits, settings.images),
-        "turned digits": Task.of(digits[0].rot90(1, (-2, -1)), digits[1], settings.images),
+        **{
+            f"digits, {angle} degrees": Task.of(
+                rotate(digits[0][:most], angle), digits[1], settings.images
+            )
+            for angle in (45, 90)
+        },
         "Fashion": Task.of(*fashion, count),
     }
 

@@ -26,7 +26,7 @@ def test_tables_are_written(tmp_path, monkeypatch):
     text = called(main, tmp_path / "here", line)
     assert "Accuracy on test images" in text
     rows = numbers(tmp_path / "here" / "out", "accuracy")
-    assert [row["task"] for row in rows] == ["turned digits", "Fashion"]
+    assert [row["task"] for row in rows] == ["digits, 45 degrees", "digits, 90 degrees", "Fashion"]
 
 
 @pytest.mark.e2e
