@@ -58,7 +58,7 @@ def function_distances(
     sides = [_outputs(p, network, inputs, samples, seed, k)
              for k, p in enumerate((posterior, reference))]  # fmt: skip
     (first, modes), (second, chains) = sides
-    chained = {} if chains is None else {"chains": chains}
+    chained: dict[str, Any] = {} if chains is None else {"chains": chains}
     mmd = law_mmd({"f": second.flatten(1)}, {"f": first.flatten(1)}, modes, **chained)
     mine, theirs = (Predictions.of(likelihood, outputs) for outputs in (first, second))
 
