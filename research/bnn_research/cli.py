@@ -27,12 +27,17 @@ REFERENCES = {
     "rebase": "vision transformers: what fine-tuning has learnt, on a base of another seed",
     "uci": "all methods on the UCI tables and their published splits, beside published results",
     "reference": "sample a new reference yourself, by long chains, with its diagnostics",
+    "sbc": "test the sampler of a reference on simulated data of known weights",
     "posteriordb": "write a reference in the format of posteriordb",
     "presets": "list the configurations of the papers and of the references, or print one",
 }
 """References, published results and presets."""
 EVERY = {**STUDIES, **REFERENCES}
-_ELSEWHERE = {"reference": "references.sampling", "posteriordb": "references.posteriordb"}
+_ELSEWHERE = {
+    "reference": "references.sampling",
+    "posteriordb": "references.posteriordb",
+    "sbc": "references.ranks",
+}
 """Commands whose functions are in files of other names."""
 
 
