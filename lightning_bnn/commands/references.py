@@ -65,10 +65,10 @@ def references(name: str | None = None) -> Outcome:
 def _verdicts(cards: Mapping[str, Card]) -> Table:
     """Return the verdicts, from the draws and from the other seeds on the cards."""
     rows: list[list[Cell]] = [
-        [name, "; ".join(card.failures) or "nothing", _draws(card), card.verdict]
+        [name, "; ".join(card.failures) or "nothing", _draws(card), card.level, card.verdict]
         for name, card in cards.items()
     ]
-    header = ["reference", "what is missing", "draws", "verdict"]
+    header = ["reference", "what is missing", "draws", "level", "verdict"]
     return Table("Verdicts, with those of other seeds", header, rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from lightning_bnn.references.diagnosis import Diagnosis
 from lightning_bnn.tables import Measured
 from weightsym.files import json_text, parse_json, write_whole
 
+_LEAST = 0.01
+"""Smallest p-value, times their number, of a calibrated sampler."""
 _SEEDS = 3
 """Number of other seeds with which a gold reference must have been sampled again."""
 
@@ -29,6 +31,8 @@ class Card:
         again: diagnostics of runs from other seeds, and their distances to the run of the stored
             draws, all in the precision of the sampling.
         licence: of the data, and of the draws.
+        calibration: p-values of uniform ranks on simulated data, by statistic, if the sampler was
+            tested with these settings (`bnn-research sbc`).
 
     >>> from lightning_bnn.references.shipped import reference_folder
     >>> card = Card.read(reference_folder("two_gaussians") / "card.json")
@@ -47,6 +51,7 @@ class Card:
     diagnosis: Diagnosis
     again: Sequence[Mapping[str, Any]] = ()
     licence: str = ""
+    calibration: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[str]:
@@ -60,6 +65,11 @@ class Card:
     def verdict(self) -> str:
         """Verdict: gold, or a long run, which represents only itself."""
         return "long run" if self.failures else "gold"
+
+    @property
+    def level(self) -> str:
+        """Level of evidence, see `level_of`."""
+        return level_of(self.calibration)
 
     def write(self, path: Path) -> None:
         """Write the card as JSON, with its failures for readers."""
@@ -80,6 +90,22 @@ class Card:
             raise ValueError(
                 f"{path} is not a card of a reference, or it is damaged ({error})."
             ) from None
+
+
+def level_of(p_values: Mapping[str, float]) -> str:
+    """Return the level of evidence for a sampler: by ranks on simulated data, or diagnosed only.
+
+    >>> level_of({"loss": 0.3, "function": 0.1}), level_of({})
+    ('calibrated, p = 0.2', 'diagnosed')
+
+    Args:
+        p_values: of uniform ranks, by statistic.
+    """
+    if not p_values:
+        return "diagnosed"
+    least = min(1.0, len(p_values) * min(p_values.values()))
+    word = "calibrated" if least > _LEAST else "not calibrated"
+    return f"{word}, p = {least:.2g}"
 
 
 def _with_nan(group: dict[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def readable_card(name: str, card: Card) -> str:
     >>> card = read_reference("two_gaussians")[2]
     >>> lines = readable_card("two_gaussians", card).splitlines()
     >>> [line.partition(":")[0] for line in lines][:5]
-    ['what', 'verdict', 'data', 'network', 'prior']
+    ['what', 'verdict', 'level', 'data', 'network']
     """
     folder = reference_folder(name)
     settings = read_settings(folder / "config.yaml")
@@ -116,6 +116,7 @@ def readable_card(name: str, card: Card) -> str:
     rows = {
         "what": card.about,
         "verdict": "; ".join((card.verdict, *card.failures)),
+        "level": card.level,
         "data": _called(settings["data"]),
         "network": _called(model["network"]),
         "prior": f"normal, standard deviation {model['prior_std']}, on every weight and bias",

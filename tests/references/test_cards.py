@@ -26,7 +26,7 @@ def refused_constant(name):
 
 
 ASKED = (
-    "what verdict data network prior likelihood sampler draws diagnostics cost versions licence "
+    "what verdict level data network prior likelihood sampler draws diagnostics cost versions licence "
     "limits sha256"
 ).split()
 
@@ -48,6 +48,12 @@ def test_every_card_is_json_and_says_what_a_reader_asks(name, tmp_path):
     assert str(model["network"]["init_args"]["hidden"]) in said["network"]
     assert card.sha256 in said["sha256"]
     assert f"{card.diagnosis.spaces['function']['rhat_max']:.3f}" in said["diagnostics"]
+
+
+def test_the_level_of_a_card_is_that_of_its_ranks():
+    assert replace(SHIPPED, calibration={}).level == "diagnosed"
+    assert replace(SHIPPED, calibration={"a": 0.2, "b": 0.9}).level == "calibrated, p = 0.4"
+    assert replace(SHIPPED, calibration={"a": 0.004, "b": 0.9}).level == "not calibrated, p = 0.008"
 
 
 def test_numbers_that_json_does_not_know_come_back_as_nan(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, HamiltonianMonteCarlo, Run
 from lightning_bnn.plots import histograms_figure
 from lightning_bnn.quiet_runs import one_thread
+from lightning_bnn.references import Card
+from lightning_bnn.references.cards import level_of
 from lightning_bnn.samplers import HMC
 from lightning_bnn.tables import Cell, Table
 from weightsym import params as P
@@ -29,8 +32,6 @@ from weightsym.params import Params, keyed_generator
 _PREFIX = "reference_"
 _POINTS = 4
 """Number of inputs at which functions are ranked."""
-_LEAST = 0.01
-"""Smallest of all p-values, times their number, of a calibrated sampler."""
 
 
 def sbc(
@@ -39,6 +40,7 @@ def sbc(
     draws: int = 15,
     transitions: int | None = None,
     seed: int = 0,
+    card: str | None = None,
     out: str | None = None,
 ) -> None:
     """Test the sampler of a reference, with its settings, on data of known weights.
@@ -54,6 +56,7 @@ def sbc(
             independent, so take few.
         transitions: number of transitions, by default that of the reference.
         seed: random seed of the weights, the data and the chains.
+        card: a ``card.json`` that the p-values are entered in.
         out: folder for the results, by default studies/sbc_NAME.
     """
     names = [n.removeprefix(_PREFIX) for n in preset_names(OWN) if n.startswith(_PREFIX)]
@@ -71,7 +74,11 @@ def sbc(
         ranks = ranks_of(
             read_problem(Path(folder) / "config.yaml"), settings, replicates, draws, seed
         )
-    publish(_findings(name, ranks, draws, seed), folder)
+    p = {statistic: uniformity(values, draws, seed) for statistic, values in ranks.items()}
+    if card is not None:
+        path = Path(card)
+        replace(Card.read(path), calibration=p).write(path)
+    publish(_findings(name, ranks, p, draws, seed), folder)
 
 
 def ranks_of(
@@ -165,14 +172,14 @@ def uniformity(ranks: Tensor, draws: int, seed: int = 0) -> float:
     return float(kstest(np.asarray(values), "uniform").pvalue)
 
 
-def _findings(name: str, ranks: Mapping[str, Tensor], draws: int, seed: int) -> Findings:
-    p = {statistic: uniformity(values, draws, seed) for statistic, values in ranks.items()}
+def _findings(
+    name: str, ranks: Mapping[str, Tensor], p: Mapping[str, float], draws: int, seed: int
+) -> Findings:
     rows: list[list[Cell]] = [
         [statistic, float(values.mean()) / draws, p[statistic]]
         for statistic, values in ranks.items()
     ]
-    least = min(1.0, len(p) * min(p.values()))
-    verdict = f"{name}: {'calibrated' if least > _LEAST else 'not calibrated'}, p = {least:.3g}"
+    verdict = f"{name}: {level_of(p)}"
     count = len(next(iter(ranks.values())))
     table = Table(
         f"Ranks among {draws} draws, {count} data sets", ["statistic", "mean rank", "p"], rows
