@@ -26,8 +26,8 @@ def refused_constant(name):
 
 
 ASKED = (
-    "what verdict level data network prior likelihood sampler draws diagnostics cost versions licence "
-    "limits sha256"
+    "what verdict level data network prior likelihood sampler draws diagnostics cost versions "
+    "licence limits sha256"
 ).split()
 
 
