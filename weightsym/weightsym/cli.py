@@ -6,7 +6,9 @@ import contextlib
 import gc
 import importlib
 import inspect
+import io
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -98,6 +100,8 @@ class Script:
     def _choose(self, name: str, args: Sequence[str]) -> None:
         if name in ("-h", "--help"):
             print(self._usage())
+        elif name == "--completion":
+            print(self._completion())
         elif name == "--version":
             print(importlib.import_module(self.program.replace("-", "_")).__version__)
         elif name not in self.commands:
@@ -114,8 +118,24 @@ class Script:
         rows = "\n".join(
             f"{self._heading(name)}  {name:<15} {text}" for name, text in self.commands.items()
         )
-        explains = f"`{self.program} COMMAND --help` explains one."
+        explains = f"`{self.program} COMMAND --help` explains one; `--completion` is for bash."
         return f"usage: {self.program} COMMAND ...\n\n{rows}\n\n{explains}"
+
+    def _completion(self) -> str:
+        """Return a script with which bash completes commands and their options."""
+        cases = []
+        for name in self.commands:
+            with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+                self.run(name, [name, "--help"])
+            options = dict.fromkeys(re.findall(r"(?<![\w-])--\w[\w.]*", text.getvalue()))
+            cases.append(f"    {name}) words='{' '.join(options)}';;")
+        names, function = " ".join(self.commands), f"_{self.program.replace('-', '_')}"
+        return "\n".join([
+            f"{function}() {{", f"  local words='{names}'",
+            "  [ $COMP_CWORD = 1 ] || case ${COMP_WORDS[1]} in", *cases, "  esac",
+            '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', "}",
+            f"complete -o default -F {function} {self.program}",
+        ])  # fmt: skip
 
     def _heading(self, name: str) -> str:
         return f"\n{self.headings[name]}:\n" if name in self.headings else ""
