@@ -254,6 +254,36 @@ def test_units_that_all_networks_sort_alike_are_not_counted_in_their_places():
     assert relation(*same_order, sym).p_exact < 1e-10
 
 
+class NormAfter(nn.Module):
+    """Norms behind the sums of a stream, as in BERT: they turn the sign of a whole stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.ups, self.downs = (
+            nn.ModuleList(nn.Linear(*size) for _ in range(2)) for size in ((16, 32), (32, 16))
+        )
+
+    def forward(self, x):
+        x = self.norms[0](x)
+        for up, down, norm in zip(self.ups, self.downs, self.norms[1:], strict=True):
+            x = norm(x + down(up(x).relu()))
+        return x
+
+
+def test_units_are_found_that_read_a_stream_of_unknown_sign():
+    torch.manual_seed(0)
+    net = NormAfter()
+    for p in net.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    sym, w = discover(net, torch.randn(4, 16)), P.of(net)
+    assert any(group.units == 1 for group in sym.signs)
+    child = noisy(w, 0.05)
+    for seed in range(4):
+        found = relation(Element.random(sym, seeded(seed))(child), w, sym)
+        assert [(g.units, g.agreeing) for g in found.groups] == [(32, 32)] * 2
+
+
 def test_small_networks_cannot_be_told():
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double() for _ in range(2)]

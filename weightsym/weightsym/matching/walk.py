@@ -168,7 +168,7 @@ class Walk:
     def _flip(self, first: Sequence[Placement]) -> None:
         """Give signs that act on what was compared the values that suit it."""
         sym, names = self.sym, {self.sym.axes[p.axis].tensor for p in first}
-        flips = {k for p in first for k, _ in sym.placements_by_axis("signs").get(p.axis, ())}
+        flips = {k for p in first for k in self._signs(p)}
         for k in flips - self.signed:
             group, total = sym.signs[k], torch.zeros((), dtype=torch.float64)
             for place in group.placements:
@@ -199,11 +199,14 @@ class Walk:
         return total.div_(norms[0][:, None]).div_(norms[1])
 
     def _signs(self, place: Placement) -> frozenset[int]:
-        """The groups of signs that flip units at a place."""
-        there = torch.zeros(self.sym.axes[place.axis].length, dtype=torch.bool)
+        """The signs that flip units at a place, and unknown ones of a stream that they read."""
+        sym, by_axis = self.sym, self.sym.placements_by_axis("signs")
+        there = torch.zeros(sym.axes[place.axis].length, dtype=torch.bool)
         there[place.positions.reshape(-1).cpu()] = True
-        pairs = self.sym.placements_by_axis("signs").get(place.axis, ())
-        return frozenset(k for k, p in pairs if bool(there[p.positions.reshape(-1).cpu()].any()))
+        pairs = by_axis.get(place.axis, ())
+        own = {k for k, p in pairs if bool(there[p.positions.reshape(-1).cpu()].any())}
+        across = {k for a in other_axes(sym, place.axis) for k, _ in by_axis.get(a, ())}
+        return frozenset(own | {k for k in across - self.signed if sym.signs[k].units == 1})
 
 
 def _directions(rows: Tensor) -> Sequence[Tensor]:
