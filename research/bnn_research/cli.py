@@ -25,6 +25,7 @@ REFERENCES = {
     "alignment": "planted permutations, barriers of pairs, and averages across runs",
     "lineage": "children of networks, attacked, and who finds them: our tests and published ones",
     "rebase": "vision transformers: what fine-tuning has learnt, on a base of another seed",
+    "seeds": "transformers of other seeds: barriers after every way of alignment",
     "uci": "all methods on the UCI tables and their published splits, beside published results",
     "reference": "sample a new reference yourself, by long chains, with its diagnostics",
     "sbc": "test the sampler of a reference on simulated data of known weights",

@@ -17,7 +17,7 @@ from bnn_research.scales import settings_of
 from lightning_bnn.datamodules import MNIST
 from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Table, spread
-from weightsym import Element, discover, fold_networks, learn_match, match, match_all
+from weightsym import Element, Outcome, discover, fold_networks, learn_match, match, match_all
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator
 
@@ -51,7 +51,7 @@ def rebase(
     tuning: int | None = None,
     images: int | None = None,
     out: str = "studies/rebase",
-) -> None:
+) -> Outcome:
     """Move what a vision transformer has learnt by fine-tuning to one of another seed.
 
     Two bases learn MNIST. One of them is tuned on digits that are turned, and on Fashion;
@@ -79,7 +79,9 @@ def rebase(
     tables = {"accuracy": _table(found)}
     cautions = [f"{(time.process_time() - start) / 60:.1f} CPU minutes."]
     title = "Fine-tuning moved to a base of another seed"
-    publish(Findings("rebase", title, tables, {}, cautions, {"scale": settings.__dict__}), folder)
+    return publish(
+        Findings("rebase", title, tables, {}, cautions, {"scale": settings.__dict__}), folder
+    )
 
 
 # ------------------------------------------------------------ tasks
