@@ -57,7 +57,6 @@ def distance(a, b):
 def _read_once(monkeypatch):
     without = lambda *args, explain=None, **named: known(*args, **named)  # noqa: E731
     monkeypatch.setattr("weightsym.commands.networks.discover", without)
-    monkeypatch.setattr("weightsym.commands.diff.discover", known)
 
 
 @pytest.fixture(scope="module")

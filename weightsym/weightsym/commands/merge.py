@@ -23,7 +23,7 @@ from weightsym.files import NetworkNames, open_network
 from weightsym.matching.align import distance_to_mean
 from weightsym.matching.interpolation import mean_loss
 from weightsym.matching.mergeable import Frame, in_frame
-from weightsym.matching.moved import inner_products
+from weightsym.matching.moved import Moved, inner_products
 from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated
 from weightsym.networks.batch_norms import batch_norms
@@ -108,7 +108,7 @@ def merge(
         print("\n".join(f"{name}: {before[name]:.6g} -> {after[name]:.6g}" for name in after))
     mean = average.mean()
     if output is not None:
-        output.write(average.every, mean)
+        output.write(average.every.names, mean)
     content = {"networks": len(average.weights), "parameters": average.size, "out": out}
     return Outcome({**content, "weights": average.weights, "before": before, "after": after})
 
@@ -168,32 +168,26 @@ def _together(
     return Every(networks), [w / len(source) for w, source in by_source for _ in source]
 
 
-class Every(Mapping[str, Tensor]):
-    """A stack of networks, of which one tensor is read, moved and held at a time.
+class Every:
+    """All networks, of which one tensor is read, moved and held at a time.
 
     Attributes:
         networks: in memory or on disk.
-        elements: element that moves each of them, or None.
+        moved: the same after an element, of each network.
+        names: of their tensors.
     """
 
     def __init__(self, networks: Sequence[Mapping[str, Tensor]]) -> None:
-        self.networks = list(networks)
-        self.elements: list[Element | None] = [None] * len(networks)
+        self.networks, self.moved = list(networks), list(networks)
+        self.names = list(networks[0])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.networks[0])
-
-    def __len__(self) -> int:
-        return len(self.networks[0])
-
-    def __getitem__(self, name: str) -> Tensor:
-        rows = [self.read(k, name) for k in range(len(self.networks))]
-        wide = functools.reduce(torch.promote_types, (row.dtype for row in rows))
-        return torch.stack([row.to(wide) for row in rows])
+    def move(self, k: int, element: Element) -> None:
+        """Let an element act on one network as it was given."""
+        self.moved[k] = Moved(self.networks[k], element)
 
     def member(self, k: int) -> Params:
         """Return one complete network."""
-        return {name: _wide(self.read(k, name)) for name in self}
+        return {name: _wide(self.moved[k][name]) for name in self.names}
 
     def parts(self, name: str, weights: Sequence[float] | None = None) -> Iterator[Tensor]:
         """Yield one tensor of networks in at least single precision, a few entries at a time.
@@ -203,7 +197,7 @@ class Every(Mapping[str, Tensor]):
             weights: of all networks, of which those without one are left out.
         """
         chosen = [k for k in range(len(self.networks)) if weights is None or weights[k]]
-        rows = [self.read(k, name).reshape(-1) for k in chosen]
+        rows = [self.moved[k][name].reshape(-1) for k in chosen]
         wide = functools.reduce(torch.promote_types, (row.dtype for row in rows))
         step = max(1, _AT_ONCE // len(rows))
         for first in range(0, max(1, len(rows[0])), step):
@@ -224,17 +218,12 @@ class Every(Mapping[str, Tensor]):
     def others(self, k: int, weights: Sequence[float]) -> Mapping[str, Tensor]:
         """Return the mean of all networks but one, which is computed as it is read."""
         left = [0.0 if j == k else w for j, w in enumerate(weights)]
-        return Computed(list(self), functools.partial(self.mean, weights=left))
+        return Computed(self.names, functools.partial(self.mean, weights=left))
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of a tensor."""
         first = self.networks[0]
         return first.shape(name) if isinstance(first, FittedNetwork) else first[name].shape
-
-    def read(self, k: int, name: str) -> Tensor:
-        """Return one tensor of one network, moved by its element."""
-        network, element = self.networks[k], self.elements[k]
-        return network[name] if element is None else element.of(name, network.__getitem__)
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -258,7 +247,7 @@ class _Average:
         self.module, self.every, self.weights = module, every, weights
         self.balanced = weights if all(weights) else shares(None, len(weights))
         self.examples = examples and examples.fitted(module, every.member(0))
-        self.floating = [n for n in every if P.of(module)[n].is_floating_point()]
+        self.floating = [n for n in every.names if P.of(module)[n].is_floating_point()]
         self.size = sum(every.shape(n).numel() for n in self.floating)
 
     def describe(self) -> str:
@@ -281,7 +270,7 @@ class _Average:
             members = (self.every.member(k) for k in range(len(self.weights)))
             losses = [mean_loss(self.module, member, *data) for member in members]
             theirs = sum(w * value for w, value in zip(self.balanced, losses, strict=True))
-            mean = {name: self.every.mean(name, self.balanced) for name in self.every}
+            mean = {name: self.every.mean(name, self.balanced) for name in self.every.names}
             mean = reestimated(self.module, mean, self.examples.inputs)
             barrier = mean_loss(self.module, mean, *data) - theirs
             numbers[f"barrier (loss of the average above theirs) on {self.examples}"] = barrier
@@ -309,7 +298,7 @@ class _Average:
         """Match large networks in pairs, tensor by tensor."""
         first, *others = self.every.networks
         for k, network in enumerate(shown(others, "matching")):
-            self.every.elements[k + 1] = in_frame(network, first, sym, frame, seed)
+            self.every.move(k + 1, in_frame(network, first, sym, frame, seed))
 
     def _match_to_the_others(self, sym: Symmetries, seed: int) -> None:
         """Match each large network but the first to the mean of the others, until all stay."""
@@ -319,32 +308,31 @@ class _Average:
             for k, network in list(enumerate(every.networks))[1:]:
                 others = every.others(k, self.balanced)
                 found = match(network, others, sym, method="ascent", signs=True, seed=seed)
-                pairs = ((every.read(k, n)[None], others[n]) for n in names)
+                pairs = ((every.moved[k][n][None], others[n]) for n in names)
                 before = sum(float(inner_products(*pair, torch.float32)) for pair in pairs)
                 if float(found.objective) > before + _GAIN * abs(before):
-                    every.elements[k], moved = found.element, True
+                    every.move(k, found.element)
+                    moved = True
             if not moved:
                 return
 
     def mean(self) -> Callable[[str], Tensor]:
         """Return the average, with statistics of batch norms re-estimated on the data."""
-        counting = torch.tensor(self.weights) > 0
-        for name in (n for n in self.every if n not in self.floating):
-            tensor = self.every[name]  # only counts of batches may differ
-            tensor = tensor[counting.to(tensor.device)]
-            whole = not name.endswith("num_batches_tracked")
+        for name in (n for n in self.every.names if n not in self.floating):
+            tensor = torch.cat([*self.every.parts(name, self.weights)], 1)
+            whole = not name.endswith("num_batches_tracked")  # only counts may differ
             if whole and not torch.equal(tensor, tensor[:1].expand_as(tensor)):
                 raise ValueError(
                     f"A network has other whole numbers in {name!r} than the first one, "
                     "and they cannot be averaged."
                 )
         mean = functools.partial(self.every.mean, weights=self.weights)
-        if int(counting.sum()) < 2 or not batch_norms(self.module):
+        if sum(map(bool, self.weights)) < 2 or not batch_norms(self.module):
             return mean
         if self.examples is None:
             print("the statistics of batch norms are averaged; `--data` re-estimates them")
             return mean
-        tensors = {name: mean(name) for name in self.every}
+        tensors = {name: mean(name) for name in self.every.names}
         return reestimated(self.module, tensors, self.examples.inputs).__getitem__
 
 

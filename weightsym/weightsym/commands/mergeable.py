@@ -15,7 +15,7 @@ from weightsym import Mergeable, Symmetries
 from weightsym import mergeable as judge
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
-from weightsym.commands.networks import build, fit_all, symmetries_in
+from weightsym.commands.networks import build, fit_all, numbers, symmetries_in
 from weightsym.commands.reports import Outcome
 from weightsym.files import open_network
 from weightsym.matching.mergeable import Answer
@@ -71,7 +71,7 @@ def mergeable(
     if sizes:
         return _outcome("no", {"obstacles": sizes})
     files = fit_all(stored, names, architecture.prefix, "copy")
-    first, second = ({name: file.number(name) for name in file.places} for file in files)
+    first, second = (dict(numbers(file)) for file in files)
     sym = symmetries_in(module, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
     how: dict[str, Any] = {}
