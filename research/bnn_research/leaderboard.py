@@ -150,6 +150,10 @@ def leaderboard(
         available = ", ".join(reference_names()) or "none"
         raise ValueError(f"No reference is gold: name some as `--references`, of {available}.")
     chosen = {name: entries[name] for name in methods or entries}
+    if alone := [n for n, entry in chosen.items() if entry.settings.get("members", 1) < 2]:
+        raise ValueError(
+            f"The row {alone[0]!r} has one member, and a law needs two: set its `members`."
+        )
     folder = results_folder(out, "leaderboard")
     if tuning < 0:
         raise ValueError(f"`tuning` must not be negative, got {tuning}.")
