@@ -32,7 +32,6 @@ def lineage(
     width: int | None = None,
     hidden: int | None = None,
     steps: int | None = None,
-    images: int | None = None,
     seed: int = 0,
     out: str = "studies/lineage",
 ) -> Outcome:
@@ -49,7 +48,6 @@ def lineage(
         width: of the streams; the CNN has as many channels at most.
         hidden: number of hidden units of a layer.
         steps: number of training steps.
-        images: number of training images.
         seed: random seed of the starts, the batches and the attacks.
         out: folder for the results.
     """
@@ -58,7 +56,7 @@ def lineage(
         raise ValueError(f"`families` must be some of {', '.join(FAMILIES)}, got {unknown[0]!r}.")
     folder = results_folder(out, "lineage")
     settings = settings_of(
-        SCALES, scale, networks=networks, width=width, hidden=hidden, steps=steps, images=images
+        SCALES, scale, networks=networks, width=width, hidden=hidden, steps=steps
     )
     if settings.networks < 2:
         raise ValueError(f"`networks` must be at least 2, got {settings.networks}.")
@@ -285,11 +283,8 @@ def _nulls(trials: Mapping[str, Trial]) -> Table:
         seeds = [c.found for c in pairs if not c.child]
         groups = [g for c in pairs for g in c.found.groups if g.agreeing is not None]
         shares = [(g.agreeing or 0) / g.units for g in groups]
-        values = [
-            u
-            for k, found in enumerate(seeds)
-            for u in _uniform(found, keyed_generator("lineage", name, k))
-        ]
+        generator = keyed_generator("lineage", name)
+        values = [u for found in seeds for u in _uniform(found, generator)]
         rows.append({
             "family": name, "pairs": len(pairs), "called independent": sum(
                 c.found.verdict == "independent" for c in pairs),

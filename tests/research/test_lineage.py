@@ -9,7 +9,7 @@ from shell import failure
 from small_runs import assert_published, called, numbers
 
 from bnn_research.cli import main
-from bnn_research.families import FAMILIES, Scale, Transformer, family
+from bnn_research.families import FAMILIES, Scale, Transformer, adapted, family
 from bnn_research.lineage import auc, true_positives
 from bnn_research.rivals import RIVALS, Names, Suspect
 from weightsym import Element, discover, fold_networks
@@ -79,6 +79,20 @@ def test_awm_follows_exchanged_and_flipped_dimensions_but_no_rotations(suspects)
     awm = RIVALS["AWM"]
     assert awm(Suspect(params, {}, NAMES), a) == pytest.approx(1, abs=1e-4)
     assert awm(moved, a) < 0.9
+
+
+# ------------------------------------------------------------ children
+def test_a_lora_holds_the_largest_directions_of_a_change():
+    w, tuned = torch.randn(2, 12, 6, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(adapted(w, tuned, 12), tuned, atol=1e-5)
+    change = (adapted(w, tuned, 4) - w).flatten(1)
+    left = (tuned - w).flatten(1)
+    assert torch.linalg.matrix_rank(change) == 4
+    sizes = torch.linalg.svdvals(left)
+    assert (left - change).square().sum() == pytest.approx(
+        float(sizes[4:].square().sum()), rel=1e-4
+    )
+    assert torch.equal(adapted(w[0, 0, 0, 0], tuned[0, 0, 0, 0]), w[0, 0, 0, 0])
 
 
 # ------------------------------------------------------------ the table
