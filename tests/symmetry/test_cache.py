@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import Forward
 from known_networks import NETWORKS
 from test_two_rows import described
@@ -13,6 +14,7 @@ from torch import nn
 
 from weightsym import discover, verify
 from weightsym.discovery.cache import forget, key_of, operations_of, remember
+from weightsym.discovery.export import trace_graphs
 from weightsym.networks.forward import Inputs, on_network
 
 front = importlib.import_module("weightsym.discovery.discover")
@@ -187,7 +189,7 @@ def test_weights_that_a_forward_writes_to_stay_as_they_are():
     before = net.a.weight.clone()
     operations = operations_of(net, Inputs((torch.randn(2, 4),)))
     assert key_of(net, operations, "carrier") == ""
-    assert not operations.agree
+    assert operations.dropouts is None
     assert torch.equal(net.a.weight, before)
 
 
@@ -211,3 +213,30 @@ def test_operations_of_others_may_be_defined_anew(solved):
     for _ in range(2):
         discover(net, torch.randn(2, 4))
     assert len(solved) == 2
+
+
+class Dropping(nn.Module):
+    """Dropouts as modules, as functions with a mode of their own, and off in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.drop = nn.Linear(4, 6), nn.Linear(6, 2), nn.Dropout(0.2)
+
+    def forward(self, x):
+        x = F.dropout(self.drop(self.a(x)), 0.3 if self.training else 0.0, self.training)
+        return self.b(F.dropout(torch.tanh(x), 0.1, training=True))
+
+
+def test_dropouts_need_no_second_trace():
+    """What the mode changes besides, such as a batch norm, does."""
+    net, x = Dropping().eval(), Inputs((torch.randn(3, 4),))
+    dropouts = operations_of(net, x).dropouts
+    assert dropouts == [(0.2, True), (0.3, True), (0.1, True)]
+    quick, traced = (trace_graphs(net, x, "carrier", known) for known in (dropouts, None))
+    assert quick.training.says_the_same(traced.training)
+    assert not quick.training.says_the_same(quick.evaluation)
+    assert quick.training.only_drops(quick.evaluation)
+    assert not quick.evaluation.only_drops(quick.training)
+    normed = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.1)).eval()
+    assert operations_of(normed, x).dropouts is None
+    assert quick.evaluation.with_dropouts(dropouts[:1]) is None

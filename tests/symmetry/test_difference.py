@@ -1,5 +1,6 @@
 """The difference of two networks: steps and rest."""
 
+import copy
 import math
 
 import pytest
@@ -116,6 +117,8 @@ def test_outputs_of_large_networks_are_compared_one_tensor_at_a_time(pair, monke
     small, itself = (output_error(model, params, b, inputs) for params in (a, b))
     monkeypatch.setattr("weightsym.networks.forward._LARGE", 0)
     assert output_error(model, a, b, inputs) == pytest.approx(small, rel=1e-9)
+    empty = copy.deepcopy(model).to("meta")
+    assert output_error(empty, a, b, inputs) == pytest.approx(small, rel=1e-9)
     assert small > 0.1 > itself == output_error(model, b, b, inputs) == 0
 
 

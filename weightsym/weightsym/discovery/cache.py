@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -50,19 +51,31 @@ def forget() -> None:
     _results.clear()
 
 
+Dropout = tuple[float, bool]
+"""The probability of a dropout, and whether it drops anything in this mode."""
+
+
+class Record(NamedTuple):
+    """The operations that a network performs in one mode, where dropouts return what they take."""
+
+    lines: list[str]
+    dropouts: list[Dropout]
+
+
 class Operations(NamedTuple):
     """The operations that a network performs on an example, in evaluation and in training."""
 
-    evaluation: list[str]
-    training: list[str]
+    evaluation: Record
+    training: Record
 
     @property
-    def agree(self) -> bool:
-        """True if the network is known to perform the same operations in both modes."""
-        return self.evaluation == self.training != []
+    def dropouts(self) -> list[Dropout] | None:
+        """All dropouts in training, if these are known to be all that differs between modes."""
+        agree = self.evaluation.lines == self.training.lines != []
+        return self.training.dropouts if agree else None
 
 
-UNKNOWN = Operations([], [])
+UNKNOWN = Operations(Record([], []), Record([], []))
 
 
 @torch.no_grad()
@@ -91,7 +104,9 @@ def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
     except Exception:  # numbers that cannot be read
         return ""
     digest = hashlib.sha256()
-    for line in [*lines, *operations.evaluation, "training", *operations.training]:
+    for mode in operations:
+        lines += ["mode", *mode.lines, str(mode.dropouts)]
+    for line in lines:
         digest.update(line.encode())
         digest.update(b"\0")
     return digest.hexdigest() if operations != UNKNOWN else ""
@@ -120,9 +135,9 @@ def _described_tensors(model: nn.Module) -> Iterator[str]:
     yield str(list(persistent))
 
 
-def _operations(model: nn.Module, inputs: Inputs) -> list[str]:
-    """List the operations of a forward, one per line."""
-    state, log = P.of(model), _Log()
+def _operations(model: nn.Module, inputs: Inputs) -> Record:
+    """List the operations of a forward, one per line, and its dropouts."""
+    state, log, dropouts = P.of(model), _Log(), _Dropouts()
     for name, t in state.items():
         log.note(t, name)
     log.lines += [log.note(x, "input") for x in tree_leaves(inputs) if isinstance(x, Tensor)]
@@ -130,11 +145,39 @@ def _operations(model: nn.Module, inputs: Inputs) -> list[str]:
     network, is_fused = structural_copy(model), torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it stands for code that a trace reads
-        with log:
+        with log, dropouts:
             returned = called(network, state, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
-    return [*log.lines, *map(log.word, tensors_of(returned))]
+    return Record([*log.lines, *map(log.word, tensors_of(returned))], dropouts.found)
+
+
+class _Dropouts(TorchFunctionMode):
+    """A mode in which dropouts return what they take.
+
+    Attributes:
+        found: all that were called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = list[Dropout]()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is nn.functional.dropout:
+            x, p, training = _bound(*args, **(kwargs or {}))
+            self.found.append((p, training))
+            return x
+        return function(*args, **(kwargs or {}))
+
+
+def _bound(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[Tensor, float, bool]:
+    """Return the arguments of a dropout in their order."""
+    return input, p, training
 
 
 class _Log(TorchDispatchMode):

@@ -74,10 +74,22 @@ def _name_unused(rules: Mapping[str, Rule], programs: Iterable[ExportedProgram])
 
 
 def read_graphs(
-    model: nn.Module, graphs: Graphs, batch_norm: str, rules: Mapping[str, Rule]
+    model: nn.Module,
+    graphs: Graphs,
+    batch_norm: str,
+    rules: Mapping[str, Rule],
+    both: bool = False,
 ) -> tuple[Reading, dict[str, Any]]:
-    """Read the network in both modes, with the buffers that it writes, and solve for groups."""
-    programs = [graph.program for graph in _told_apart(graphs)]
+    """Read the network in both modes, with the buffers that it writes, and solve for groups.
+
+    Args:
+        model: the network.
+        graphs: what it computes.
+        batch_norm: as `discover` takes it.
+        rules: of the user.
+        both: read both modes even if all that one says is said by the other.
+    """
+    programs = [graph.program for graph in _told_apart(graphs, both)]
     _name_unused(rules, programs)
 
     shared = {owners(model)[n] for n in overlapping(named_tensors(model))}
@@ -107,12 +119,17 @@ def _sizes(reading: Reading, groups: Mapping[str, Any]) -> tuple[object, ...]:
     return blocks, matrices, factors, [*reading.unfollowed.values()]
 
 
-def _told_apart(graphs: Graphs) -> list[Graph]:
-    """Return the graph in evaluation, and that in training if they differ."""
-    training = graphs.training
-    if training is None or graphs.evaluation.says_the_same(training):
-        return [graphs.evaluation]
-    return [graphs.evaluation, training]
+def _told_apart(graphs: Graphs, both: bool) -> list[Graph]:
+    """Return the graph in evaluation, and that in training if they differ.
+
+    If it only drops more, it alone: where some numbers are dropped, what holds for all of them has
+    to hold for each.
+    """
+    evaluation, training = graphs.evaluation, graphs.training
+    if training is None or evaluation.says_the_same(training):
+        return [evaluation]
+    alone = not both and training.only_drops(evaluation)
+    return [training] if alone else [evaluation, training]
 
 
 def _frozen(reading: Reading) -> list[Frozen]:

@@ -90,8 +90,8 @@ def discover(
         cached = recall(key)
         if cached is not None:
             return cached
-        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm, operations.agree)
-        reading, groups = read_graphs(model, graphs, batch_norm, custom)
+        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm, operations.dropouts)
+        reading, groups = read_graphs(model, graphs, batch_norm, custom, explain is not None)
         if reading.idle:  # a longer example may have second steps, with states that are not zero
             for others, longer in longer_graphs(model, inputs, batch_norm):
                 again = read_graphs(model, others, batch_norm, custom)

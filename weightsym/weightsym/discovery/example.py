@@ -6,7 +6,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from weightsym.discovery.cache import Dropout
 from weightsym.discovery.dimensions.nodes import operation_of
 from weightsym.discovery.export import Graphs, trace_graphs
 from weightsym.discovery.graph import Graph
@@ -84,7 +85,10 @@ def _chosen_rows(inputs: Inputs, rows: list[int]) -> Inputs:
 
 # ------------------------------------------------------------ tokens
 def trace_with_two_tokens(
-    model: nn.Module, inputs: Inputs, batch_norm: str, has_one_mode: bool = False
+    model: nn.Module,
+    inputs: Inputs,
+    batch_norm: str,
+    dropouts: Sequence[Dropout] | None = None,
 ) -> tuple[Graphs, Inputs]:
     """Return the graphs of a network and the example with which they were traced.
 
@@ -97,9 +101,9 @@ def trace_with_two_tokens(
         model: the network, in evaluation mode.
         inputs: the example.
         batch_norm: as `discover` takes it.
-        has_one_mode: whether the network is known to do the same with it in both modes.
+        dropouts: those in training, if the network is known to do else the same in both modes.
     """
-    graphs = trace_graphs(model, inputs, batch_norm, has_one_mode)
+    graphs = trace_graphs(model, inputs, batch_norm, dropouts)
     times = _tokens_for_choices(graphs.evaluation)
     if times > 1:
         more = _repeated(inputs, times)

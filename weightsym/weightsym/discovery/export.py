@@ -9,7 +9,7 @@ import operator
 import random
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     contextmanager,
@@ -27,6 +27,7 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from weightsym.discovery.cache import Dropout
 from weightsym.discovery.dimensions.nodes import operation_of, writes
 from weightsym.discovery.dimensions.reports import check_sizes
 from weightsym.discovery.graph import Graph, RandomRun
@@ -94,12 +95,21 @@ class Graphs(NamedTuple):
 
 
 def trace_graphs(
-    model: nn.Module, inputs: Inputs, batch_norm: str, has_one_mode: bool = False
+    model: nn.Module, inputs: Inputs, batch_norm: str, dropouts: Sequence[Dropout] | None = None
 ) -> Graphs:
-    """Trace a network in evaluation mode, and in training mode unless both are known to agree."""
+    """Trace a network in both modes, or once if they are known to differ in dropouts alone.
+
+    Args:
+        model: the network.
+        inputs: what it is traced with.
+        batch_norm: as `discover` takes it.
+        dropouts: those in training, if the network is known to do else the same in both modes.
+    """
     evaluation = trace(model, inputs)
-    one_mode = evaluation, inputs, ""
-    training, used, reason = one_mode if has_one_mode else _training_graph(model, inputs)
+    training = None if dropouts is None else evaluation.with_dropouts(dropouts)
+    used, reason = inputs, ""
+    if training is None:
+        training, used, reason = _training_graph(model, inputs)
     graphs = [graph for graph in (evaluation, training) if graph is not None]
     mutable = frozenset(name for graph in graphs for name, _ in graph.written)
     if training is None:  # then a training step may change any of them

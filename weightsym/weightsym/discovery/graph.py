@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from weightsym.discovery.dimensions.nodes import ancestors, first_written, writes
+from weightsym.discovery.dimensions.nodes import ancestors, first_written, operation_of, writes
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
 
@@ -88,9 +89,39 @@ class Graph:
             return False
         return all(_equal(x, theirs[name]) for name, x in ours.items())
 
+    def with_dropouts(self, dropouts: Sequence[tuple[float, bool]]) -> Graph | None:
+        """Return the graph with other probabilities and modes of dropouts, if it has as many.
+
+        Args:
+            dropouts: all of them, in the order of their calls.
+        """
+        if [tuple(n.args[1:]) for n in _dropouts(self.module.graph)] == [*dropouts]:
+            return self
+        graph, program = copy.deepcopy(self.module.graph), copy.copy(self.program)
+        nodes = _dropouts(graph)
+        if len(nodes) != len(dropouts):
+            return None
+        for node, settings in zip(nodes, dropouts, strict=True):
+            node.args = (node.args[0], *settings)
+        program._graph_module = GraphModule(self.module, graph)
+        return Graph(program)
+
+    def only_drops(self, other: Graph) -> bool:
+        """Return whether the graph has the operations of another one, and drops as much or more."""
+        settings = [node.args[1:] for node in _dropouts(other.module.graph)]
+        same = self.with_dropouts(settings)
+        pairs = zip(_dropouts(self.module.graph), settings, strict=False)
+        fewer = any(s[1] and not n.args[2] for n, s in pairs)
+        return same is not None and not fewer and same.says_the_same(other)
+
     def _code(self) -> str:
         """Return the code of the graph, in which a dropout of probability 0 has no mode."""
         return _NO_DROPOUT.sub(r"dropout.default(\1)", self.module.code)
+
+
+def _dropouts(graph: torch.fx.Graph) -> list[Node]:
+    nodes = (node for node in graph.nodes if node.op == "call_function")
+    return [node for node in nodes if operation_of(node) == "dropout"]
 
 
 def _sources(program: ExportedProgram) -> Callable[[Node], Source]:

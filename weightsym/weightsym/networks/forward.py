@@ -218,9 +218,10 @@ class Inputs(NamedTuple):
 
 
 def on_network(model: nn.Module, inputs: Inputs) -> Inputs:
-    """Move inputs to the device and the floating-point dtype of the network."""
+    """Move inputs to the device, unless it is the meta device, and the dtype of the network."""
     parameters = list(model.parameters())
     types = {p.dtype for p in parameters if p.is_floating_point()}
+    device = next((p.device for p in parameters if not p.is_meta), None)
     if not parameters:
         return inputs
 
@@ -228,7 +229,7 @@ def on_network(model: nn.Module, inputs: Inputs) -> Inputs:
         if not isinstance(x, Tensor):
             return x
         dtype = next(iter(types)) if len(types) == 1 and x.is_floating_point() else x.dtype
-        return x.to(parameters[0].device, dtype)
+        return x.to(device or x.device, dtype)
 
     moved: Inputs = tree_map(move, inputs)
     return moved
