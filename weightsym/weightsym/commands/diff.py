@@ -19,6 +19,7 @@ from weightsym.discovery.folding import folding
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs
 from weightsym.matching.match import ByWeights
+from weightsym.matching.moved import parked
 from weightsym.matching.relation import EXCESS, Verdict
 from weightsym.networks.files.fitting import FittedNetwork
 
@@ -79,7 +80,7 @@ def diff(
     model, fold = folding(model, *example)
     sym = symmetries_in(model, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
-    first, second = (fold(numbers(file)) for file in files)
+    first, second = (parked(fold(numbers(file))) for file in files)
     evidence = relation(first, second, sym, method=method, seed=architecture.seed)
     prints = evidence.difference.fingerprints
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)

@@ -18,6 +18,7 @@ from weightsym.commands.networks import build, fit_all, numbers, shown, symmetri
 from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import folding
 from weightsym.files import NetworkNames, draft_of, open_network, read_file, save_tensors
+from weightsym.matching.moved import parked
 from weightsym.matching.relation import Verdict
 from weightsym.networks.files.fitting import FittedNetwork
 from weightsym.networks.files.stored import StoredNetwork
@@ -153,7 +154,7 @@ class _Shelf:
     def link(self, a: int, b: int, similar: Tensor) -> Link:
         """Compare two networks in full."""
         files = list(self.networks.values())
-        first, second = (self.fold(numbers(files[k])) for k in (a, b))
+        first, second = (parked(self.fold(numbers(files[k]))) for k in (a, b))
         found = relation(first, second, self.sym, seed=self.seed)
         p = min(found.p_exact, found.p_robust, found.p_close)
         return Link(a, b, float(similar[a, b]), found.verdict, p, found.difference.rest)

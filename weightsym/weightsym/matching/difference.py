@@ -23,7 +23,7 @@ from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.matching.match import ByWeights, ordered
 from weightsym.matching.match_all import match_all
-from weightsym.matching.moved import Moved, column_blocks, parked, remembered
+from weightsym.matching.moved import Moved, column_blocks, parked
 from weightsym.matching.walk import Walk, fixed_points
 from weightsym.networks.dicts import shape_of
 from weightsym.networks.randomness import keyed_generator
@@ -171,7 +171,6 @@ def difference(
     if not any(group.units > 1 for group in sym.permutations):
         raise ValueError("`sym` must have units that can be exchanged, and this network has none.")
     still = Element(sym)
-    a, b = remembered(a), remembered(b)
     pair = without_shifts(a, sym), without_shifts(b, sym)
     least = [to_least_mass(w, sym) for w in pair]
     first = _Step("as stored", sym, (a, b), (still, still), identity(sym))

@@ -104,26 +104,16 @@ class Moved(Mapping[str, Tensor]):
         return stack_of_one(self)
 
 
-def remembered(network: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The same network, which keeps the few tensors that were read last."""
-    recent = Recent[str](_KEPT // 4)
-
-    def read(name: str) -> Tensor:
-        if name in recent:
-            return recent[name]
-        recent[name] = tensor = network[name]
-        return tensor
-
-    return Computed(tuple(network), read, network)
-
-
-def parked(network: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
-    """The same network, of which some tensors lie in a file without a name, if they are large.
+def parked(
+    network: Mapping[str, Tensor], names: Collection[str] | None = None
+) -> Mapping[str, Tensor]:
+    """The same network, with tensors in temporary files without names, if they are large.
 
     Args:
         network: tensors that are computed whenever they are read.
-        names: of those that take long.
+        names: of those that take long, by default all.
     """
+    names = network if names is None else names
     sizes = {name: shape_of(network, name).numel() for name in names if name in network}
     if 8 * sum(sizes.values()) <= _KEPT:
         held = {name: network[name] for name in sizes}

@@ -23,7 +23,6 @@ from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.matching.difference import Difference, Network, difference
 from weightsym.matching.match import ByWeights
-from weightsym.matching.moved import remembered
 from weightsym.matching.walk import fixed_points
 from weightsym.networks.devices import at_least_single
 
@@ -148,7 +147,6 @@ def relation(
     >>> relation(*map(P.of, nets), sym).verdict
     'independent'
     """
-    a, b = remembered(a), remembered(b)
     found = difference(a, b, sym, method=method, seed=seed)
     agreeing = found.agreeing
     groups = [
