@@ -108,7 +108,7 @@ class Graph:
 
     def only_drops(self, other: Graph) -> bool:
         """Return whether the graph has the operations of another one, and drops as much or more."""
-        settings = [node.args[1:] for node in _dropouts(other.module.graph)]
+        settings: list[Any] = [node.args[1:] for node in _dropouts(other.module.graph)]
         same = self.with_dropouts(settings)
         pairs = zip(_dropouts(self.module.graph), settings, strict=False)
         fewer = any(s[1] and not n.args[2] for n, s in pairs)
