@@ -108,7 +108,7 @@ class TableEstimator(BaseEstimator):
         folds = conformal == "folds" or (conformal == "auto" and few)
         by_default = (4 * FOLDS if ensemble else FOLDS) if folds else default
         members = (self.options or {}).get("members", by_default)
-        folds = folds and n > 1 and (conformal == "folds" or members > 1)
+        folds = folds and n > 1 and (conformal == "folds" or members >= FOLDS)
         if folds and members < 2:
             raise ValueError(f'`conformal="folds"` needs at least 2 members, got {members}.')
         if folds:
