@@ -21,8 +21,8 @@ from weightsym import discover
 from weightsym import params as P
 
 pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.filterwarnings("ignore")]
-ONLOOKERS = [n for n in CALLBACKS if n != "DrawnWeights"]
-"""All that only look: the weights of `DrawnWeights` are what is trained."""
+ONLOOKERS = [n for n in CALLBACKS if n not in ("DrawnWeights", "SymmetricAverage")]
+"""All that only look."""
 HOOKS = [n for n, f in vars(L.Callback).items() if callable(f) and n[0] != "_"]
 ERRORS = KeyError, TypeError, OSError, RuntimeError, AttributeError, RecursionError, ValueError
 
