@@ -34,6 +34,11 @@ SHAPES = {
     "62M": ("GPT2LMHeadModel", GPT2 | {"n_layer": 6, "n_embd": 640, "n_head": 10}),
     "124M": ("GPT2LMHeadModel", GPT2 | {"n_layer": 12, "n_embd": 768, "n_head": 12}),
     "355M": ("GPT2LMHeadModel", GPT2 | {"n_layer": 24, "n_embd": 1024, "n_head": 16}),
+    "46M": ("LlamaForCausalLM", {
+        "num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "head_dim": 64,
+        "num_key_value_heads": 2, "intermediate_size": 2048, "vocab_size": 32000,
+        "tie_word_embeddings": True,
+    }),
     "1.2B": ("LlamaForCausalLM", {
         "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 64,
         "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,

@@ -12,7 +12,7 @@ from weightsym.groups.placements import LinearGroup, Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import WRITES, other_axes, unit_rows
 from weightsym.matching.matrices import SpaceMap, procrustes
-from weightsym.matching.moved import Moved
+from weightsym.matching.moved import Moved, gram
 from weightsym.matching.plan import assign
 from weightsym.matching.sketches import MANY, Sketches
 
@@ -211,6 +211,13 @@ class Walk:
 
 def _directions(rows: Tensor) -> Sequence[Tensor]:
     """The quarter of all directions in which some rows vary most, and the others."""
-    _, sizes, directions = torch.linalg.svd(rows[:_MOST], full_matrices=False)
-    directions = directions[sizes > 1e-4 * sizes[0]]
+    rows = rows[:_MOST]
+    is_wide = len(rows) < rows.shape[1]
+    sides = rows if is_wide else rows.mT
+    squares, vectors = torch.linalg.eigh(gram(sides, sides, torch.float64))
+    sizes, vectors = squares.flip(0).clamp_min(0).sqrt(), vectors.mT.flip(0)
+    kept = sizes > 1e-4 * sizes[0]
+    directions = vectors[kept].to(rows)
+    if is_wide:
+        directions = directions @ rows / sizes[kept, None].to(rows)
     return directions.tensor_split([len(directions) // 4])
