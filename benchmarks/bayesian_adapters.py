@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import samplers
 from lightning_bnn.calibration.calibrators import fit
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.modules import (
     IVON,
     SWAG,
@@ -174,9 +175,9 @@ def main() -> None:
         held_out, test = chains.texts(HELD_OUT), chains.texts(HELD_OUT)
         strange = shifted(test[0])
         logs = chains.log_likelihoods(test[0])
-        record.value("best possible", 100 * float((logs.argmax(1) == test[1]).float().mean()),
-                     seed=seed, number="acc")  # fmt: skip
-        record.value("best possible", float(cross_entropy(logs, test[1])), seed=seed, number="nll")
+        best = Predictions.of(Categorical(), logs[None], test[1]).numbers("acc", "nll", "ece")
+        for name, value in best.items():
+            record.value("best possible", value, seed=seed, number=name)
         for who, module in contestants(base, *data):
             with torch.no_grad():
                 numbers = judged(module.eval(), held_out, test, strange)

@@ -37,6 +37,7 @@ RUNS = {
     "ratios": "ratios.py",
     "doctor": "doctor.py --seeds 1",
     "distil": "distil.py",
+    "bayesian_adapters": "bayesian_adapters.py",
     "intervals": "intervals.py --splits 2 --tables diabetes sine slope",
 }
 """What writes each file; a row of `tables.py` shows it."""

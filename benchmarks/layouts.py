@@ -231,18 +231,34 @@ def vi_steps(rows: list[Row]) -> Table:
 # ------------------------------------------------------------ ratios
 @layout
 def distil(rows: list[Row]) -> Table:
-    """Means over seeds and their errors, one row for each way to predict."""
+    """One row for each way to predict."""
     numbers = {
         "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t", "ECE": "ece",
         "AUROC by information": "mutual_information", "by entropy": "entropy", "cost": "ms",
     }  # fmt: skip
-    table = [["predicts", *numbers]]
+    return _over_seeds(rows, "predicts", numbers)
+
+
+@layout
+def bayesian_adapters(rows: list[Row]) -> Table:
+    numbers = {
+        "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t", "ECE": "ece",
+        "NLL, shifted": "nll_shift", "ECE, shifted": "ece_shift",
+    }  # fmt: skip
+    return _over_seeds(rows, "posterior", numbers)
+
+
+def _over_seeds(rows: list[Row], title: str, numbers: dict[str, str]) -> Table:
+    """Means over seeds and their errors, and the least cost."""
+    table = [[title, *numbers]]
     for who in every(rows, "who"):
         cells = []
         for number in numbers.values():
             found = [r["value"] for r in rows if r["who"] == who and r["number"] == number]
             if number == "ms":
                 cells.append(f"{min(found):.0f} ms")
+            elif not found:
+                cells.append("")
             else:
                 error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
                 cells.append(f"{mean(found):.3f} ± {error:.3f}")
