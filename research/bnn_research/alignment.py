@@ -20,6 +20,7 @@ from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.tables import Cell, Table
 from weightsym import (
     Learning,
+    Outcome,
     Symmetries,
     average,
     barrier,
@@ -61,7 +62,7 @@ def alignment(
     noise: float = 0.5,
     seed: int = 0,
     out: str = "studies/alignment",
-) -> None:
+) -> Outcome:
     """Count recovered permutations, and measure barriers of pairs and averages across runs.
 
     Planted permutations are those of copies with noise. Pairs and averages are networks of MNIST,
@@ -88,7 +89,7 @@ def alignment(
         "averages": _averages(settings, data, seed),
     }
     note = {"scale": settings.__dict__, "noise": noise, "seed": seed}
-    publish(Findings("alignment", "Alignment in numbers", tables, {}, settings=note), folder)
+    return publish(Findings("alignment", "Alignment in numbers", tables, {}, settings=note), folder)
 
 
 # ------------------------------------------------------------ planted permutations

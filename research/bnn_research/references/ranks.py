@@ -26,6 +26,7 @@ from lightning_bnn.references import Card
 from lightning_bnn.references.cards import level_of
 from lightning_bnn.samplers import HMC
 from lightning_bnn.tables import Cell, Table
+from weightsym import Outcome
 from weightsym import params as P
 from weightsym.params import Params, keyed_generator
 
@@ -42,7 +43,7 @@ def sbc(
     seed: int = 0,
     card: str | None = None,
     out: str | None = None,
-) -> None:
+) -> Outcome:
     """Test the sampler of a reference, with its settings, on data of known weights.
 
     For each replicate, weights are drawn from the prior and targets from the likelihood, at the
@@ -78,7 +79,7 @@ def sbc(
     if card is not None:
         path = Path(card)
         replace(Card.read(path), calibration=p).write(path)
-    publish(_findings(name, ranks, p, draws, seed), folder)
+    return publish(_findings(name, ranks, p, draws, seed), folder)
 
 
 def ranks_of(
