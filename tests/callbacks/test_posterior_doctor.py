@@ -325,7 +325,7 @@ def test_a_run_that_breaks_off_is_explained(tmp_path):
             x, y = super().load().train
             return dataclasses.replace(super().load(), train=(x, y + 1))
 
-    with pytest.raises(ValueError, match="targets"):
+    with pytest.raises(ValueError, match="`labels` must be in"):
         looked(DeepEnsemble(network(), members=2, optimizer=adam), tmp_path, Shifted())
     report = Report.read(tmp_path / "doctor.json")
     assert "labels_out_of_range" in {f.name for f in report.findings}

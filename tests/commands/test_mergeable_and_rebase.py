@@ -22,6 +22,7 @@ from torch import nn
 
 from lightning_bnn.cli import main
 from weightsym import (
+    Element,
     Meeting,
     Mergeable,
     discover,
@@ -115,7 +116,8 @@ def test_verdict_and_command(name, data, files, tmp_path, monkeypatch, capsys):
 )
 def test_data_decide_and_the_simplest_frame_wins(cosines, barriers, verdict, method):
     pairs = zip(("plain", "reference"), cosines, barriers, strict=True)
-    found = Mergeable(tuple(Meeting(name, None, *pair) for name, *pair in pairs), None, 0.1)
+    still = Element(discover(nn.Linear(2, 2), torch.randn(8, 2)))
+    found = Mergeable(tuple(Meeting(name, still, *pair) for name, *pair in pairs), None, 0.1)
     assert (found.verdict, found.best.method) == (verdict, method)
 
 
@@ -232,6 +234,7 @@ def test_mistakes_are_one_sentence(line, message, tmp_path, monkeypatch, capsys)
     assert message in failure(capsys, *line)
 
 
+@pytest.mark.bad_input
 @pytest.mark.bad_input
 def test_bad_arguments_are_refused():
     net = plain()

@@ -31,7 +31,7 @@ class Raises(nn.Module):
 
 class Wrong(nn.Module):
     def forward(self, x):
-        return x["key"]
+        return x.key
 
 
 class Branches(nn.Linear):
