@@ -15,7 +15,7 @@ pytestmark = [
 ]
 ROUNDED = {
     "actions": 1e-12, "callbacks": 1e-6, "symmetries": 1e-6, "predictions": 1e-12,
-    "single precision": 1e-3, "autocast": 1e-2, "samplers": 1e-6, "mile": 1e-6,
+    "single precision": 1e-3, "autocast": 1e-2, "samplers": 1e-6, "mile": 1e-6, "smile": 1e-6,
     "laplace full": 1e-6, "multi-laplace": 1e-6, "distilled": 0.1,
 }  # fmt: skip
 """Where sums have another order there, precision is low, or numpy computes on the CPU; or where

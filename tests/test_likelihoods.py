@@ -134,7 +134,7 @@ def test_categorical_at_positions_is_cross_entropy(positions, classes, ignore_in
         other = outputs + 7 * torch.randn(outputs.shape, generator=g)
         none = likelihood.log_prob(other, torch.full_like(targets, -100))
         assert bool((none == 0).all())
-        with pytest.raises(ValueError, match="must be between 0 and 2"):
+        with pytest.raises(ValueError, match="must be in 0..2"):
             Categorical(classes, None, next_token).log_prob(outputs, targets)
 
 
@@ -233,7 +233,7 @@ test_errors = refuses(
         lambda: Categorical().sequences(ONES(4, 5, 3), LONG(4, 5)),
         "must be those of several networks",
     ),
-    (lambda: Categorical().sequences(ONES(2, 4, 5, 3), 3 * LONG(4, 5)), "must be between 0 and 2"),
+    (lambda: Categorical().sequences(ONES(2, 4, 5, 3), 3 * LONG(4, 5)), "must be in 0..2"),
     (lambda: Categorical().sequences(ONES(2, 0, 5, 3), LONG(0, 5)), "2 networks and 0 examples"),
     (lambda: Categorical().sequences(ONES(0, 4, 5, 3), LONG(4, 5)), "0 networks and 4 examples"),
     (lambda: Categorical("middle"), "`classes` must be 'last' or 'first'"),

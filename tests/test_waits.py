@@ -26,7 +26,7 @@ REASONS = {
     "lightning_bnn/metrics/remembered_mmd.py _warn_about_duplicates": ASKED_FOR,
     "lightning_bnn/metrics/regression.py update": ASKED_FOR,
     "lightning_bnn/metrics/validation.py check_distributions": ASKED_FOR,
-    "lightning_bnn/metrics/validation.py check_labels": ASKED_FOR,
+    "lightning_bnn/metrics/validation.py check_classes": ASKED_FOR,
     "lightning_bnn/metrics/validation.py check_scores": ASKED_FOR,
     "lightning_bnn/modules/fitting.py look_for_divergence": KEPT,
     "lightning_bnn/posteriors/mutual_information.py _near": "most layers need no further product",

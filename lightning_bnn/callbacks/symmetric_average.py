@@ -22,7 +22,7 @@ from lightning_bnn.harvest import Schedule
 from weightsym import average, discover
 from weightsym import params as P
 from weightsym.files import NetworkNames, fit, open_network
-from weightsym.params import Params, batch_norms
+from weightsym.params import Params, batch_norms, check_between
 
 __all__ = ["SymmetricAverage"]
 
@@ -80,8 +80,8 @@ class SymmetricAverage(WeightAveraging):
         start: int = 0,
         module: str | None = None,
     ) -> None:
-        if decay is not None and not 0 <= decay < 1:
-            raise ValueError(f"`decay` must be at least 0 and below 1, got {decay}.")
+        if decay is not None:
+            check_between("decay", decay)
         if every_n_steps is None and every_n_epochs is None:
             every_n_steps = 1
         how = {} if decay is None else {"avg_fn": get_ema_avg_fn(decay)}

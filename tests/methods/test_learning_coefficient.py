@@ -187,7 +187,7 @@ def test_likelihoods_of_classes_have_coefficients_by_minibatches(likelihood, ref
     found = learning_coefficient(net, of(likelihood), (X, CLASSES), **options)
     wanted = learning_coefficient(net, reference, (X, CLASSES), **options)
     torch.testing.assert_close(found.losses, wanted.losses)
-    with pytest.raises(ValueError, match="`targets` must be"):
+    with pytest.raises(ValueError, match="`(labels|targets)` must be"):
         learning_coefficient(net, of(likelihood), (X, CLASSES + 7), **options)
 
 

@@ -31,6 +31,7 @@ CHANCE = 1e-6
 """Probabilities below this tell that one network was made from the other."""
 EXCESS = 0.3
 """The share of units that agree beyond chance in independent networks, at most (0.2 was seen)."""
+_UNLIKELY = 0.05  # the probability of as many units of independent networks that agree
 _EQUAL = 1e-5  # a rest that rounding explains
 _NEAR = 1e-3  # of one tensor
 _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
@@ -101,14 +102,15 @@ class Relation:
         """The same function, made from it (or both from one start), independent, or unknown.
 
         Nothing can be told where so few units are compared that even if all of them agreed, that
-        would not be beyond chance.
+        would not be beyond chance, or where so many agree that this is unlikely.
         """
         if self.difference.rest <= _EQUAL and (self.p_close < CHANCE or self._equal_everywhere):
             return "same function"
         if min(self.p_exact, self.p_robust, self.p_close) < CHANCE:
             return "made from it"
         every = [(g.units, g.units) for g in self.groups if g.agreeing is not None]
-        return "independent" if p_agreeing(every) < CHANCE else "cannot be told"
+        is_decided = p_agreeing(every) < CHANCE and self.p_robust > _UNLIKELY
+        return "independent" if is_decided else "cannot be told"
 
     @property
     def _equal_everywhere(self) -> bool:

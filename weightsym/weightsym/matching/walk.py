@@ -162,7 +162,7 @@ class Walk:
         orders = [assign(cosines) for cosines in both]
         alike = orders[0] == orders[1]
         for cosines in both:  # units without weights fit everywhere
-            alike &= cosines.gather(1, orders[0][:, None])[:, 0] > 0
+            alike &= (cosines.gather(1, orders[0][:, None].to(cosines.device))[:, 0] > 0).cpu()
         return int(alike.sum())
 
     def _flip(self, first: Sequence[Placement]) -> None:
