@@ -141,7 +141,7 @@ def test_two_processes_share_their_statistics(tmp_path):
 # ------------------------------------------------------------ mistakes
 @pytest.mark.bad_input
 def test_mistakes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`decay` must be at least 0 and below 1, got 1"):
+    with pytest.raises(ValueError, match="`decay` must be between 0 and 1, got 1"):
         SymmetricAverage(decay=1)
     torch.save({"0.weight": torch.ones(2, 2)}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"x\.pt does not fit"):
