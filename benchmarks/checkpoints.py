@@ -23,9 +23,13 @@ from pathlib import Path
 import torch
 from record import Record, parsed, parser
 
-from weightsym import Element, discover, random_mixings, random_permutations
+from weightsym import Element, random_mixings, random_permutations
 from weightsym import params as P
-from weightsym.commands.networks import transformers_example, transformers_network
+from weightsym.commands.networks import (
+    symmetries_in,
+    transformers_example,
+    transformers_network,
+)
 from weightsym.networks.files.safetensors_format import StoredTensor, write_file
 from weightsym.networks.randomness import key_of
 
@@ -129,7 +133,7 @@ def noisy(read):
 
 def moved(network, mixing):
     """A random element of the group: permutations, and matrices that mix channels."""
-    sym = discover(network, *transformers_example(network, ""))
+    sym = symmetries_in(network, *transformers_example(network, ""))
     generator = torch.Generator().manual_seed(3)
     permutations = random_permutations(sym, generator)
     matrices = random_mixings(sym, generator) if mixing else None
