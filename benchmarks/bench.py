@@ -29,7 +29,7 @@ RUNS = {
     "metrics_mmd": "metrics.py mmd --repeats 3",
     "callbacks_steps": "callbacks.py steps",
     "discovery": "discovery.py",
-    "checkpoints": "checkpoints.py --shapes 62M 124M 355M --commands match merge",
+    "checkpoints": "checkpoints.py --shapes 62M 124M 355M 1.2B --commands match merge",
     "population": "population.py",
     "samplers_steps": "samplers.py steps",
     "samplers_chains": "samplers.py chains --repeats 3",
