@@ -72,6 +72,13 @@ class Likelihood(nn.Module, ABC):
     def predictive(self, outputs: Tensor) -> Any:
         """Return one prediction of several networks, from outputs ``(samples, batch, ...)``."""
 
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the derivatives of log-densities by the outputs."""
+        with torch.enable_grad():
+            outputs = outputs.detach().requires_grad_()
+            slopes: Tensor = torch.autograd.grad(self.log_prob(outputs, targets).sum(), outputs)[0]
+        return slopes
+
 
 class SequenceScores(NamedTuple):
     r"""Scores of class sequences under several networks, one number per sequence.
@@ -471,6 +478,14 @@ class Gaussian(Likelihood):
             errors = at_least_single(targets - mean)
             z, log_scale = errors @ white.mT.to(errors), self.log_std.to(errors)
         return -(z.square() / 2 + log_scale + _LOG_2PI / 2).sum(-1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the derivatives of log-densities, of scales through the softplus."""
+        if self.noise != "heteroscedastic":
+            return super().score(outputs, targets)
+        mean, std = self.moments(outputs)
+        z, slope = (targets - mean) / std, outputs.chunk(2, -1)[1].sigmoid()
+        return torch.cat([z / std, (z.square() - 1) / std * slope], -1)
 
     def predictive(self, outputs: Float[Tensor, "samples batch outputs"]) -> GaussianPrediction:
         """Return moments of the mixture of several networks: mean noise, and variance of means."""

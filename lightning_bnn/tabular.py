@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from lightning_bnn.methods import Batch
 from weightsym.params import keyed_generator
@@ -113,8 +115,8 @@ class EarlyStopping(L.Callback):
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, patience: int) -> None:
-        self.batch, self.patience = (inputs, targets), patience
-        self.best: Tensor | None = None
+        self.inputs, self.targets, self.patience = inputs, targets, patience
+        self.best = torch.full((len(inputs),), math.inf)
         self.weights: list[Tensor] = []
         self.since = 0
 
@@ -122,22 +124,122 @@ class EarlyStopping(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         state = pl_module.state.networks
         weights = list(state.parameters())
-        inputs, targets = (t.to(pl_module.device) for t in self.batch)
+        inputs, targets = (t.to(pl_module.device) for t in (self.inputs, self.targets))
         batch = Batch((inputs.to(weights[0].dtype),), targets, per_member=True)
         state.eval()
-        losses = pl_module.run.losses(pl_module.state.stack(), batch).nan_to_num(math.inf, math.inf)
+        losses = pl_module.run.losses(pl_module.state.stack(), batch)
         state.train()
-        if self.best is None:
-            self.best, self.weights = losses, [w.clone() for w in weights]
-            return
-        better = losses < self.best
-        self.best = torch.where(better, losses, self.best)
+        trainer.should_stop = self.should_stop(losses, weights) or trainer.should_stop
+
+    def should_stop(self, losses: Tensor, weights: Sequence[Tensor]) -> bool:
+        """Keep the weights of members that have improved, and return whether none has for long.
+
+        Args:
+            losses: of every member after an epoch.
+            weights: of all members after it.
+        """
+        self.weights = self.weights or [w.clone() for w in weights]
+        better = losses < self.best.to(losses)
+        self.best = torch.where(better, losses, self.best.to(losses))
         for best, weight in zip(self.weights, weights, strict=True):
             best[better] = weight[better]
         self.since = 0 if bool(better.any()) else self.since + 1
-        trainer.should_stop = trainer.should_stop or self.since >= self.patience
+        return self.since >= self.patience
 
     @torch.no_grad()
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         for best, weight in zip(self.weights, pl_module.state.networks.parameters(), strict=True):
             weight.copy_(best)
+
+
+class Perceptrons:
+    """Perceptrons side by side as one vector, with its gradient layer by layer.
+
+    Args:
+        weights: matrices ``(members, outputs, inputs)`` and biases ``(members, outputs)`` of the
+            layers in turn, with rectifiers between them.
+
+    >>> weights = [torch.ones(2, 3, 1), torch.zeros(2, 3), torch.ones(2, 1, 3), torch.zeros(2, 1)]
+    >>> networks, x = Perceptrons(weights), torch.tensor([[[1.0], [-1.0]]]).expand(2, -1, -1)
+    >>> *inputs, outputs = networks.activations(x)
+    >>> outputs[0, :, 0], networks.gradient_of(inputs, torch.ones_like(outputs))[:3]
+    (tensor([3., 0.]), tensor([1., 1., 1.]))
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.vector = torch.cat([w.detach().flatten() for w in weights])
+        self._gradient = torch.empty_like(self.vector)
+        sizes = [w.numel() for w in weights]
+        self.weights, self._gradients = (
+            [part.view_as(w) for part, w in zip(vector.split(sizes), weights, strict=True)]
+            for vector in (self.vector, self._gradient)
+        )
+
+    def activations(self, x: Tensor) -> list[Tensor]:
+        """Return the inputs of every layer, and the outputs of the last.
+
+        Args:
+            x: inputs of every member, ``(members, rows, features)``.
+        """
+        found, last = [x], len(self.weights) - 2
+        for k in range(0, last + 2, 2):
+            sums = torch.baddbmm(self.weights[k + 1][:, None], found[-1], self.weights[k].mT)
+            found.append(sums if k == last else sums.relu_())
+        return found
+
+    def gradient_of(self, inputs: Sequence[Tensor], slopes: Tensor) -> Tensor:
+        """Return the gradient of a loss, valid until the next call.
+
+        Args:
+            inputs: of every layer.
+            slopes: derivatives of the loss by the outputs.
+        """
+        for layer, x in reversed([*enumerate(inputs)]):
+            torch.bmm(slopes.mT, x, out=self._gradients[2 * layer])
+            torch.sum(slopes, 1, out=self._gradients[2 * layer + 1])
+            if layer:
+                slopes = torch.bmm(slopes, self.weights[2 * layer]).mul_(x > 0)
+        return self._gradient
+
+
+@torch.no_grad()
+def train_perceptrons(
+    module: Any, loader: Any, batch: int, epochs: int, rate: float, stopping: EarlyStopping | None
+) -> None:
+    """Train an ensemble of perceptrons by Adam as a `Trainer` does, in a fraction of its time.
+
+    Args:
+        module: the ensemble, in the precision of training.
+        loader: of all examples in one batch.
+        batch: number of examples in a step.
+        epochs: largest number of epochs.
+        rate: learning rate.
+        stopping: ends training, and keeps the best weights.
+    """
+    networks = Perceptrons(list(module.state.networks.parameters()))
+    vector, members, rows = networks.vector, module.members, len(loader.dataset)
+    decay = 0.0 if module.prior is None else 1 / (module.prior.std**2 * rows)
+    mean, square, steps = torch.zeros_like(vector), torch.zeros_like(vector), torch.zeros(())
+    module.num_data, module.has_weights = rows, True
+    module.use_training_data(loader)
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        for data in loader:
+            x, y = (t if data.per_member else t.expand(members, *t.shape) for t in data[:2])
+        for some, targets in zip(x.to(vector).split(batch, 1), y.split(batch, 1), strict=True):
+            *inputs, outputs = networks.activations(some)
+            scores = module.likelihood.score(outputs.flatten(0, 1), targets.flatten(0, 1))
+            slopes = scores.view_as(outputs).div_(-some.shape[1])
+            gradient = networks.gradient_of(inputs, slopes)
+            adam(
+                [vector], [gradient], [mean], [square], [], [steps], fused=True, amsgrad=False,
+                beta1=0.9, beta2=0.999, lr=rate, weight_decay=decay, eps=1e-8, maximize=False,
+            )  # fmt: skip
+        if stopping is not None:
+            outputs = networks.activations(stopping.inputs.to(vector))[-1]
+            losses = module.run.nll_each(outputs, stopping.targets)
+            if stopping.should_stop(losses, networks.weights):
+                break
+    best = networks.weights if stopping is None else stopping.weights
+    for weight, trained in zip(module.state.networks.parameters(), best, strict=True):
+        weight.copy_(trained)

@@ -38,6 +38,10 @@ def test_gaussian(noise):
         std = outputs[..., 2:].exp().log1p() + 1e-3
     expected = norm(mean.numpy(), std.numpy()).logpdf(y.numpy()).sum(-1)
     np.testing.assert_allclose(likelihood.log_prob(outputs, y).detach(), expected, rtol=1e-6)
+    step = 1e-6 * torch.randn_like(outputs)
+    ends = (likelihood.log_prob(outputs + sign * step, y).detach().sum() for sign in (1, -1))
+    slope = (likelihood.score(outputs, y) * step).sum()
+    torch.testing.assert_close(2 * slope, next(ends) - next(ends), rtol=1e-4, atol=1e-12)
     trained = [p for p in likelihood.parameters() if p.requires_grad]
     assert len(trained) == (noise == "learned")
     prediction = likelihood.predictive(outputs)

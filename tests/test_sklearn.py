@@ -110,12 +110,32 @@ def test_densities_are_those_of_the_mixture(targets):
     assert regressor.log_prob(x, y) != pytest.approx(one.sum(-1), abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("conformal", "epochs", "rate"), [("folds", None, 0.3), ("split", 4, 0.01), (None, 4, None)]
+)
+def test_training_without_a_trainer_takes_its_steps(conformal, epochs, rate):
+    x, y = noisy(120)
+    settings = {
+        "hidden": (4, 3), "epochs": epochs, "conformal": conformal, "random_state": 0,
+        "options": {"members": 5, "prior_std": 0.5}, "learning_rate": rate, "batch_size": 50,
+    }  # fmt: skip
+    for cls, targets in ((BnnRegressor, y), (BnnClassifier, np.digitize(y, [97, 103]))):
+        plain, usual, without_prior = (
+            cls(**settings | changed).fit(x, targets).module_.member_stack()
+            for changed in ({}, {"trainer": {"logger": False}}, {"options": {"members": 5}})
+        )
+        for name, weights in usual.items():
+            torch.testing.assert_close(plain[name], weights, rtol=1e-6, atol=1e-6)
+            assert not torch.allclose(without_prior[name], weights, rtol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:The energy errors")  # one step of tuning is too few
 @pytest.mark.parametrize(("method", "steps"), [("MILE", 5), ("DeepEnsemble", 20)])
 def test_an_epoch_of_chains_with_all_data_is_a_transition(method, steps):
     sampler = partial(samplers.MCLMC, steps=1, descent_steps=1, adapt_steps=1)
     options = {"optimizer": sampler, "burn_in": 3} if method == "MILE" else {}
     settings = {"hidden": (4,), "epochs": 5, "batch_size": None if method == "MILE" else 32}
+    settings["trainer"] = {"logger": False}
     regressor = BnnRegressor(method, options=options, conformal=None, **settings).fit(*noisy(100))
     assert regressor.module_.trainer.global_step == steps
     assert regressor.module_.eval_samples == 100

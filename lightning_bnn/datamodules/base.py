@@ -150,6 +150,8 @@ class TensorLoader:
 
     def _rows_here(self, order: Tensor) -> Tensor:
         """Select the rows of this process from those of all processes."""
+        if self.world_size == 1:
+            return order
         padded = order[torch.arange(self._share() * self.world_size) % len(order)]
         return padded[self.rank :: self.world_size]
 

@@ -27,7 +27,7 @@ from lightning_bnn.modules.prediction import modes_of
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.predictions import Predictions
 from lightning_bnn.quiet_runs import one_thread, quiet
-from lightning_bnn.tabular import FEW_ROWS, FOLDS, EarlyStopping, Rows
+from lightning_bnn.tabular import FEW_ROWS, FOLDS, EarlyStopping, Rows, train_perceptrons
 from weightsym.params import check_count, keyed_generator
 
 with needed("`lightning_bnn.sklearn`"):
@@ -45,6 +45,8 @@ _TRANSITIONS = 600
 _STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 1500, 500, 20
 _PATIENCE, _LEAST_PATIENCE = 200, 5
 """Steps without improvement before training stops, but at least so many epochs."""
+_RATE = 0.02
+"""Learning rate of ensembles."""
 _SMALL = 100_000
 """Weights of a network that trains fastest on one thread."""
 
@@ -132,15 +134,9 @@ class TableEstimator(BaseEstimator):
         self._scaler = StandardScaler().fit(x[trained.numpy()])
         inputs, targets = self._standardised(x), self._scaled(y, trained)
         batch, epochs, patience = self._schedule(rows)
-        callbacks = list((self.trainer or {}).get("callbacks", ()))
+        stopping = None
         if rows.stop is not None:
-            callbacks.append(EarlyStopping(inputs[rows.stop], targets[rows.stop], patience))
-        settings: dict[str, Any] = {
-            "max_epochs": epochs, "accelerator": "cpu", "devices": 1, "precision": "64-true",
-            "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
-            "enable_model_summary": False, "enable_progress_bar": self.verbose,
-            **(self.trainer or {}), "callbacks": callbacks,
-        }  # fmt: skip
+            stopping = EarlyStopping(inputs[rows.stop], targets[rows.stop], patience)
         with torch.random.fork_rng(devices=[]), quiet(warn=True):
             torch.manual_seed(seed)
             network = mlp(x.shape[1], self.hidden, outputs)
@@ -149,10 +145,33 @@ class TableEstimator(BaseEstimator):
             self._check_folds(module, rows)
             small = sum(p.numel() for p in network.parameters()) <= _SMALL
             with one_thread() if small else nullcontext():
-                L.Trainer(**settings).fit(module, _data(inputs, targets, rows, batch, seed))
+                if self._is_plain:
+                    data = _data(inputs, targets, rows, rows.train.shape[-1], seed)
+                    rate = self.learning_rate or _RATE
+                    loader = data.train_dataloader()
+                    train_perceptrons(module.double(), loader, batch, epochs, rate, stopping)
+                else:
+                    data = _data(inputs, targets, rows, batch, seed)
+                    self._trainer(epochs, stopping).fit(module, data)
         self.module_ = module.cpu().eval()
         held = rows.held
         self._held = self._scored(inputs[held], targets[held], rows) if len(held) else None
+
+    @property
+    def _is_plain(self) -> bool:
+        """True if training is that of an ensemble without anything of the user's own."""
+        plain = self._class() is modules.DeepEnsemble and not self.verbose and not self.trainer
+        return plain and set(self.options or {}) <= {"members", "prior_std", "eval_samples", "seed"}
+
+    def _trainer(self, epochs: int, stopping: EarlyStopping | None) -> L.Trainer:
+        settings = self.trainer or {}
+        callbacks = [*settings.get("callbacks", ()), *([] if stopping is None else [stopping])]
+        defaults: dict[str, Any] = {
+            "max_epochs": epochs, "accelerator": "cpu", "devices": 1, "precision": "64-true",
+            "limit_val_batches": 0, "logger": False, "enable_checkpointing": False,
+            "enable_model_summary": False, "enable_progress_bar": self.verbose,
+        }  # fmt: skip
+        return L.Trainer(**defaults | settings | {"callbacks": callbacks})
 
     def _schedule(self, rows: Rows) -> tuple[int, int, int]:
         """Size of batches, number of epochs, and epochs without improvement."""
@@ -206,7 +225,7 @@ class TableEstimator(BaseEstimator):
         cls, rate = self._class(), self.learning_rate
         default = optimizer_of(cls)
         if rate is None and default is torch.optim.Adam:
-            rate = 0.02 if self._is_ensemble else 0.01
+            rate = _RATE if self._is_ensemble else 0.01
         if rate is not None:
             if "lr" not in inspect.signature(default).parameters:
                 raise ValueError(f"{cls.__name__} tunes its steps: omit `learning_rate`.")
