@@ -171,11 +171,12 @@ def _after(sym: Symmetries, step: Step, first: Step) -> Step:
     names = {*step.sources, *first.sources}
     sources = {n: _source_through(n, step.sources, first.sources) for n in names}
     axes = dict[int, AxisMap]()
-    concerned = {*step.axes, *(b for k in first.axes for b in _twins(sym, k))}
-    if not step.sources:  # what it does not touch stays
+    if step.sources:
+        concerned = {*step.axes, *(b for k in first.axes for b in _twins(sym, k))}
+    else:  # what it does not touch stays
+        axes |= first.axes
         moving = {sym.axes[a].tensor for a in step.axes}
-        axes = {a: m for a, m in first.axes.items() if sym.axes[a].tensor not in moving}
-        concerned = {a for a in concerned if sym.axes[a].tensor in moving}
+        concerned = {*step.axes, *(a for a in axes if sym.axes[a].tensor in moving)}
     for a in concerned:
         old = _at_source(sym, a, step.sources, first.axes)
         old = _block_moved(sym, a, step, old)
@@ -207,7 +208,9 @@ def _at_source(
     sym: Symmetries, a: int, sources: Mapping[str, Sources], axes: Mapping[int, AxisMap]
 ) -> AxisMap:
     """Return the map of the axis that replaces a given one."""
-    source = sources.get(sym.axes[a].tensor, sym.axes[a].tensor)
+    source = sources.get(sym.axes[a].tensor)
+    if source is None:
+        return axes.get(a, AxisMap())
     if isinstance(source, str):
         return axes.get(sym.twin(a, source), AxisMap())
     maps = [axes.get(sym.twin(a, s), AxisMap()) for s in source]

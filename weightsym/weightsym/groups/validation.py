@@ -136,7 +136,8 @@ def _sum(w: Tensor) -> Tensor:
     wide = torch.promote_types(w.dtype, torch.float32)
     if not w.is_floating_point():
         return w.new_zeros((), dtype=torch.float32)
-    return torch.stack([part.sum(dtype=wide) for part in pieces(w)]).sum()
+    sums = [part.sum(dtype=wide) for part in pieces(w)]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
 
 
 def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:
@@ -161,9 +162,9 @@ def check_squares(
     for tensor in tensors:
         w = params[tensor]
         wide = torch.promote_types(w.dtype, torch.float32)
-        norms = [torch.linalg.vector_norm(part, dtype=wide) for part in pieces(w)]
-        total = float(torch.stack(norms).square().sum())
-        if not math.isfinite(total):
+        norms = [float(torch.linalg.vector_norm(part, dtype=wide)) for part in pieces(w)]
+        total = sum(norm * norm for norm in norms)
+        if not total <= torch.finfo(wide).max:
             raise ValueError(f"`{name}`: the squares of {tensor!r} overflow in {wide}.")
         survive = survive or total >= torch.finfo(wide).tiny
     sizes = [] if survive else [float(params[n].abs().amax()) for n in tensors if params[n].numel()]

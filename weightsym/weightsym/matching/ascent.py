@@ -207,26 +207,25 @@ class Ascent:
         for of_table, table in zip(views, self.plan.families[k].tables, strict=True):
             total = self.similarity(of_table)
             empty = (self.members, table.units, table.units)
-            tables.append(np.zeros(empty) if total is None else total.numpy())
-        values = [np.abs(t[rows]) if flips else t[rows] for t in tables]
-        every = [assign_blocks(*each) for each in zip(*values, strict=True)]
-        best = [np.stack(order) for order in zip(*every, strict=True)]
+            every = np.zeros(empty) if total is None else total.numpy()
+            tables.append(every if len(rows) == self.members else every[rows])
+        values = [np.abs(t) for t in tables] if flips else tables
+        solved = [assign_blocks(*each) for each in zip(*values, strict=True)]
+        best = [np.stack(order) for order in zip(*solved, strict=True)]
         picked = [_picked(v, o) for v, o in zip(values, best, strict=True)]
-        gains = sum(p.sum(1) for p in picked)
-        gains -= sum(np.trace(t[rows], axis1=1, axis2=2) for t in tables)
         largest = [v.max(2) for v in values]
-        least = self._least(1e-6) * sum(np.abs(v).sum(1) for v in largest)
-        self.sure[k, rows] = [
-            all(is_sure(v[m], p[m], r[m]) for v, p, r in zip(values, picked, largest, strict=True))
-            for m in range(len(rows))
-        ]
-        better = np.zeros(self.members, bool)
-        better[rows] = gains > least
-        orders = [np.tile(np.arange(t.shape[1]), (self.members, 1)) for t in tables]
+        sure = [is_sure(v, p, r) for v, p, r in zip(values, picked, largest, strict=True)]
+        self.sure[k, rows] = np.logical_and.reduce(sure)
+        gains = sum(p.sum(1) for p in picked) - sum(t.trace(axis1=1, axis2=2) for t in tables)
+        gained = gains > self._least(1e-6) * sum(np.abs(v).sum(1) for v in largest)
+        better, factors = np.zeros(self.members, bool), np.ones((self.members, len(best[0][0])))
+        better[rows[gained]] = True
+        orders = [np.arange(t.shape[1])[None].repeat(self.members, 0) for t in tables]
         for order, new in zip(orders, best, strict=True):
-            order[better] = new[better[rows]]
-        negative = better[:, None] & (_picked(tables[0], orders[0]) < 0)
-        return better, orders, np.where(negative, -1.0, 1.0)
+            order[better] = new[gained]
+        if flips:
+            factors[better] = np.where(_picked(tables[0], best[0])[gained] < 0, -1.0, 1.0)
+        return better, orders, factors
 
     def _least(self, coarse: float) -> float:
         """The share of the similarity that is a gain and no rounding."""
@@ -343,17 +342,19 @@ def _doubled(params: Mapping[str, Tensor], names: Sequence[str]) -> Params:
     return {n: params[n].double() for n in names}
 
 
-def is_sure(table: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> bool:
-    """True if every unit and its partner suit each other best, or there is nothing to compare.
+def is_sure(tables: np.ndarray, chosen: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """True where every unit and its partner suit each other best, or there is nothing to compare.
 
     Args:
-        table: how much units suit each other.
+        tables: how much units suit each other, ``(..., units, units)``.
         chosen: the entries of the partners.
         largest: the largest entry of every row.
     """
-    if (chosen < largest).any():
-        return False
-    return not largest.any() or bool((np.sort(chosen) >= np.sort(table.max(0))).all())
+    best = np.asarray((chosen >= largest).all(-1))
+    if best.any():
+        columns = np.sort(tables.max(-2))
+        best &= (np.sort(chosen) >= columns).all(-1) | ~largest.any(-1)
+    return best
 
 
 def _picked(tables: np.ndarray, orders: np.ndarray) -> np.ndarray:

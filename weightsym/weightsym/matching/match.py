@@ -219,7 +219,7 @@ def ascended(
         The result, and True if no unit has another partner that suits it.
     """
     search = _OrderSearch(plan_of(sym), stack, reference, False, 0, None)
-    return search.by_weights("ascent").single(), bool(search.sure.all())
+    return search.by_weights("ascent").single(), bool(search.settled.all())
 
 
 def ordered(
@@ -319,9 +319,9 @@ class _OrderSearch:
         if method == "best" and self.data is not None and plan.couples:
             start = self.by_activations().element
             self._ascend("ascent from activations", start)
-        if joint and not bool(self.sure.all()):
+        if joint and not bool(self.settled.all()):
             self._jointly(first)
-        if SMALL < plan.size <= LARGE and not bool(self.sure.all()):
+        if SMALL < plan.size <= LARGE and not bool(self.settled.all()):
             ascent = self._ascent(torch.arange(self.members), exact=True)
             ascent.stand(self.element)
             ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS)
@@ -344,9 +344,8 @@ class _OrderSearch:
         ascent.run(start, torch.Generator().manual_seed(self.seed), _SWEEPS)
         if not ascent.settled:
             _log.warning("match: ascent is still improving after %d sweeps.", _SWEEPS)
-        score, sure = ascent.score(), torch.from_numpy(ascent.sure.all(0))
-        if bool(sure.any()):
-            self.sure[rows] |= sure & (score > _NEAR * self._most(rows))
+        score = ascent.score()
+        self.sure[rows] |= torch.from_numpy(ascent.sure.all(0))
         better = score > self.score[rows] + _TIE * score.abs()
         self.score[rows[better]] = score[better]
         if len(rows) == self.members and bool(better.all()):
@@ -369,7 +368,7 @@ class _OrderSearch:
         Args:
             first: what ascent has reached.
         """
-        plan, reference, rows = self.plan, dict(self.reference), (~self.sure).nonzero().flatten()
+        plan, reference, rows = self.plan, dict(self.reference), (~self.settled).nonzero().flatten()
         for by_signatures in (False, True):
             if not len(rows):
                 return
@@ -390,14 +389,15 @@ class _OrderSearch:
                 done[going] = (before[going] - score).abs() <= _TIE * score.abs()
             rows = rows[~done & ~(walk.lost & ~walk.blind)]
 
-    def _most(self, rows: Tensor) -> Tensor:
-        """The largest inner product that the norms of tensors allow every member."""
-        total = torch.zeros(len(rows), dtype=torch.float64)
-        for n in self.plan.compared:
+    @property
+    def settled(self) -> Tensor:
+        """True for members whose units all have sure partners, and that are near the reference."""
+        total = torch.zeros(self.members, dtype=torch.float64)
+        for n in self.plan.compared if bool(self.sure.any()) else ():
             goal = torch.linalg.vector_norm(self.reference[n], dtype=torch.float64)
-            moving = self.networks[n] if len(rows) == self.members else self.networks[n][rows]
-            total += (torch.linalg.vector_norm(moving.flatten(1), dim=1).double() * goal).cpu()
-        return total
+            moving = torch.linalg.vector_norm(self.networks[n].flatten(1), dim=1)
+            total += (moving.double() * goal).cpu()
+        return self.sure & (self.score > _NEAR * total)
 
 
 def _joined(results: Sequence[MatchResult]) -> MatchResult:

@@ -328,7 +328,7 @@ class Pair:
             step[group] = assign(similarity)
             table, chosen = similarity.cpu(), step[group][:, None]
             picked = table.gather(1, chosen).flatten().numpy()
-            sure = is_sure(table.numpy(), picked, table.amax(1).numpy()) and sure
+            sure = bool(is_sure(table.numpy(), picked, table.amax(1).numpy())) and sure
             self._permute(step)
         return sure
 
