@@ -228,7 +228,7 @@ class AllDataSampling(Method):
     def after_step(self, state: AllDataChains, progress: Progress, run: Run) -> bool:
         if progress.optimizer.is_tuning:
             return False
-        return self.keeping.keep_if_due(state, progress, run)
+        return self.keeping.keep_if_due(state, progress)
 
     def after_fit(self, state: AllDataChains, run: Run) -> None:
         self.keeping.close(state, run, self.name)

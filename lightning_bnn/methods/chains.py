@@ -58,10 +58,6 @@ class Chains(Networks):
         self.count = stack_size(stack)
         self.samples = keeping.store(self.count)
 
-    def any_finite(self) -> bool:
-        """Return whether any chain is finite."""
-        return bool(finite_members(self.parameters()).any())
-
     def find_moves(self, fit: Fit, run: Run) -> None:
         """Find the symmetries of the network, for moves along orbits."""
         example = fit.example() or next((batch.example() for batch in fit.batches()), ())
@@ -101,7 +97,7 @@ class Chains(Networks):
     def rows(self) -> list[int]:
         """Return the indices of networks from chains that have not diverged, or of all networks."""
         finite = self.samples.finite()
-        lost = not self.any_finite() and bool(finite.any())
+        lost = not bool(finite_members(self.parameters()).any()) and bool(finite.any())
         chains = range(self.count) if lost else self.healthy().tolist()
         times = finite.tolist()
         return [k * self.count + m for k, row in enumerate(times) for m in chains if row[m]]
@@ -144,10 +140,10 @@ class Keeping:
     >>> from lightning_bnn import methods, params
     >>> from lightning_bnn.models import mlp
     >>> net = mlp(2, [4], 2)
-    >>> keeping, run = methods.Keeping(burn_in=4, every_n_steps=2), methods.Run(net)
+    >>> keeping = methods.Keeping(burn_in=4, every_n_steps=2)
     >>> state = methods.SGMCMC(keeping=keeping).init(net, params.populate(net, 1))
     >>> steps = [methods.Progress(step, 0, False) for step in range(1, 11)]
-    >>> [p.step for p in steps if keeping.keep_if_due(state, p, run)]
+    >>> [p.step for p in steps if keeping.keep_if_due(state, p)]
     [6, 8, 10]
     """
 
@@ -200,16 +196,15 @@ class Keeping:
                 "`likelihood.requires_grad_(False)`."
             )
 
-    def keep_if_due(self, state: Chains, progress: Progress, run: Run) -> bool:
+    def keep_if_due(self, state: Chains, progress: Progress) -> bool:
         """Collect the members if due. Statistics are those of the first process."""
         step = progress.step
         epoch_due = progress.epoch_ends and self.schedule.after_epoch(progress.epoch + 1)
         due = epoch_due or self.schedule.after_step(step - 1, step)
-        if due and state.any_finite():
+        if due:
             stack = state.stack()
-            trained = {name for name, _ in run.network.named_parameters()}
-            statistics = {name: t for name, t in stack.items() if name not in trained}
-            stack.update(progress.in_common(statistics))
+            buffers = {n: stack[n] for n, _ in state.networks.named_buffers() if n in stack}
+            stack.update(progress.in_common(buffers))
             state.samples.append(stack, step=step, epoch=progress.epoch)
         return due
 

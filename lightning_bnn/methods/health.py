@@ -22,8 +22,8 @@ def finite_members(stacks: Iterable[Tensor]) -> Tensor:
     Args:
         stacks: tensors whose first dimension counts members.
     """
-    finite = [torch.isfinite(t.detach()).flatten(1).all(1) for t in stacks]
-    return torch.stack(finite).all(0) if finite else torch.tensor(math.nan)
+    zeros = [t.detach().flatten(1).mul(0).sum(1) for t in stacks]  # NaN unless all are finite
+    return torch.stack(zeros).sum(0).isfinite() if zeros else torch.tensor(math.nan)
 
 
 class Divergence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,6 @@ class NetworksInMemory(KeptNetworks):
         super().__init__()
         self.register_buffer("_device", torch.empty(0), persistent=False)
         self._stacks: deque[Params] = deque(maxlen=limit)
-        self._finite: deque[Tensor] = deque(maxlen=limit)
 
     def __len__(self) -> int:
         return len(self._stacks)
@@ -75,11 +74,13 @@ class NetworksInMemory(KeptNetworks):
     def append(self, members: Params, **record: Any) -> None:
         """Store a copy of all members."""
         self._stacks.append({name: t.detach().clone() for name, t in members.items()})
-        self._finite.append(finite_networks(members))
 
     def finite(self) -> Tensor:
         """Mark the networks whose weights are all finite, ``(times, members)``."""
-        return torch.stack([*self._finite]) if self._finite else torch.ones(0, 0).bool()
+        if not self._stacks:
+            return torch.ones(0, 0).bool()
+        every = (torch.stack([s[n] for s in self._stacks]).flatten(0, 1) for n in self._stacks[0])
+        return finite_networks(every).view(len(self), -1)
 
     def networks(self, rows: Sequence[int]) -> Params:
         """Return the networks with these indices, as a stack."""
@@ -89,7 +90,6 @@ class NetworksInMemory(KeptNetworks):
 
     def forget(self) -> None:
         self._stacks.clear()
-        self._finite.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         for stack in self._stacks:
@@ -146,7 +146,7 @@ class InBank(KeptNetworks):
 
     def append(self, members: Params, **record: Any) -> None:
         if self._bank is not None:
-            finite = finite_networks(members).tolist()
+            finite = finite_networks(members.values()).tolist()
             health = [{} if well else {"finite": False} for well in finite]
             records = [{**record, "member": m, **health[m]} for m in range(self.members)]
             self._bank.extend(members, records)
@@ -185,6 +185,6 @@ class InBank(KeptNetworks):
         return {**self.__dict__, "_bank": None}
 
 
-def finite_networks(stack: Params) -> Tensor:
-    """Mark the networks of a stack whose weights are all finite, on the CPU."""
-    return finite_members(t for t in stack.values() if t.is_floating_point()).cpu()
+def finite_networks(stacks: Iterable[Tensor]) -> Tensor:
+    """Mark the networks of stacks whose weights are all finite, on the CPU."""
+    return finite_members(t for t in stacks if t.is_floating_point()).cpu()

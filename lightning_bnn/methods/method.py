@@ -38,7 +38,7 @@ class Purpose:
     >>> method, run = methods.SGMCMC(), methods.Run(net)
     >>> state = method.init(net, params.populate(net, 1))
     >>> ends = [methods.Progress(step, step, epoch_ends=True) for step in range(6)]
-    >>> _ = [method.keeping.keep_if_due(state, progress, run) for progress in ends]
+    >>> _ = [method.keeping.keep_if_due(state, progress) for progress in ends]
     >>> two = methods.Purpose(choose=lambda rows: rows[:2])
     >>> method.posterior(state, run).size, method.posterior(state, run, two).size
     (6, 2)

@@ -127,7 +127,7 @@ class SGMCMC(Method):
         exploring = any(not schedule.sampling for schedule in _cycles(progress.schedulers))
         if exploring or (progress.optimizer and progress.optimizer.is_tuning):
             return False
-        return self.keeping.keep_if_due(state, progress, run)
+        return self.keeping.keep_if_due(state, progress)
 
     def _move(self, state: Chains, sampler: Any) -> None:
         """Move along orbits if due, at any temperature above zero."""

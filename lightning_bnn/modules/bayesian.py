@@ -334,7 +334,8 @@ class Bayesian(L.LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         step = self.trainer.global_step + 1
         super().optimizer_step(*args, **kwargs)
-        fitting.after_step(self, step, self.trainer.is_last_batch)
+        if fitting.after_step(self, step, self.trainer.is_last_batch):
+            fitting.look_for_divergence(self)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         fitting.log_sampler(self)

@@ -211,13 +211,15 @@ def transition(module: Bayesian) -> None:
     method = module.method
     assert isinstance(method, Transitions)
     count, trainer = method.transitions, module.trainer
-    before = count * trainer.global_step
+    before, collected = count * trainer.global_step, False
     for k in range(1, count + 1):
         is_last = k == count  # which the trainer counts
         move = sampler.step if is_last else sampler.optimizer.step
         with explaining_misfits(module.template, module.run.rows):
             terms = method.transition(module.state, module.run, move)
-        after_step(module, before + k, trainer.is_last_batch and is_last)
+        collected |= after_step(module, before + k, trainer.is_last_batch and is_last)
+    if collected:
+        look_for_divergence(module)
     for name, value in {**terms, **sampler.optimizer.metrics()}.items():
         mean = value.mean().float() if isinstance(value, Tensor) else value
         log(module, f"train/{name}", mean, prog_bar=name == "acceptance")
@@ -233,8 +235,8 @@ def log_sampler(module: Bayesian) -> None:
             module.log(f"train/{name}", value)
 
 
-def after_step(module: Bayesian, step: int, epoch_ends: bool) -> None:
-    """Tell the method that the weights have moved.
+def after_step(module: Bayesian, step: int, epoch_ends: bool) -> bool:
+    """Tell the method that the weights have moved, and return whether it has collected some.
 
     Args:
         module: in the fit.
@@ -246,9 +248,7 @@ def after_step(module: Bayesian, step: int, epoch_ends: bool) -> None:
         step, trainer.current_epoch, epoch_ends, trainer.optimizers[0],
         _schedulers(module), lambda tensors: in_common(module, tensors),
     )  # fmt: skip
-    if module.method.after_step(module.state, progress, module.run):
-        look_for_divergence(module)
-        trainer.strategy.barrier()  # others read what the first has written
+    return module.method.after_step(module.state, progress, module.run)
 
 
 def judge_losses(module: Bayesian) -> None:
@@ -285,6 +285,7 @@ def look_for_divergence(module: Bayesian) -> None:
         )
     if len(bad) == module.members:
         trainer.should_stop = True
+    trainer.strategy.barrier()  # others read what the first has written
 
 
 # ------------------------------------------------------------ the end
