@@ -225,7 +225,10 @@ def samplers_chains(rows: list[Row]) -> Table:
 def vi_steps(rows: list[Row]) -> Table:
     plain, ours = (pick(rows, who=who) for who in ("deterministic", "MFVI"))
     table = [["", "time", "/ deterministic", "/ `MFVI`"]]
-    return table + [[r["who"], shown(seconds(r)), over(r, plain), over(r, ours)] for r in rows]
+    for row in rows:
+        time = shown(seconds(row) / row["steps"])
+        table.append([row["who"], time, over(row, plain), over(row, ours)])
+    return table
 
 
 # ------------------------------------------------------------ ratios

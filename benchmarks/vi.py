@@ -7,6 +7,7 @@ All contestants take the same batches and torch.optim.Adam, in turns. The peers 
 """
 
 import functools
+import itertools
 import warnings
 
 import torch
@@ -20,8 +21,8 @@ from lightning_bnn.modules import MFVI, SymmetrizedVI
 
 warnings.filterwarnings("ignore")
 N = 60_000
-START = -5.0
-"""Logarithm of the standard deviations at the start."""
+START, PERIOD = -5.0, 4
+"""Logarithm of the standard deviations at the start; steps in a round."""
 
 
 def network():
@@ -48,8 +49,10 @@ def ours(options, kind=MFVI, log_std=START, **arguments):
     with torch.no_grad():
         module.state.log_std.fill_(log_std)
 
+    numbers = itertools.count()
+
     def loss(x, y):
-        return module.losses((x,), y)["loss"].sum()
+        return module.losses((x,), y, number=next(numbers))["loss"].sum()
 
     return adam(loss, module.parameters())
 
@@ -149,6 +152,7 @@ def contestants(options):
         "MFVI, local": ours(options, reparameterisation="local"),
         "SymmetrizedVI, bethe": ours(options, SymmetrizedVI),
         "SymmetrizedVI, bethe, all units alike": ours(options, SymmetrizedVI, 0.0),
+        "the same, every=1": ours(options, SymmetrizedVI, 0.0, every=1),
         "SymmetrizedVI, uniform, 20 draws": ours(
             options, SymmetrizedVI, estimator="uniform", draws=20
         ),
@@ -159,12 +163,18 @@ def contestants(options):
 def steps(options, record):
     rivals = contestants(options)
     x, y = batch(options)
-    functions = {name: lambda step=step: step(x, y) for name, step in rivals.items()}
+    functions = {name: lambda step=step: several(step, x, y) for name, step in rivals.items()}
     noise = torch.empty(sum(p.numel() for p in network().parameters()))
     noise = noise.to(options.device)
-    functions["(the normal draw alone)"] = noise.normal_
+    functions["(the normal draw alone)"] = lambda: several(noise.normal_)
     found = taking_turns(functions, options.repeats, options.device)
-    record.times(found, network="mlp")
+    record.times(found, network="mlp", steps=PERIOD)
+
+
+def several(step, *batch):
+    """As many steps as gradients of the information are reused for."""
+    for _ in range(PERIOD):
+        step(*batch)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ __all__ = ["SymmetrizedVI"]
 Estimator = Literal["bethe", "capacity", "uniform"]
 _BRACKET_SAMPLES = 8
 _EXACT_UP_TO = 5
+_EVERY, _MANY = 4, 128
+"""Steps between two gradients where a layer of as many units would take most of a step."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,11 @@ class SymmetrizedGaussians(Gaussians):
 
     Attributes:
         held: the last estimate of the information and its gradient, if later steps reuse it.
+        has_reused: whether the user knows that.
     """
 
     units: UnitsOfNetwork | None = None
+    has_reused = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -84,7 +88,8 @@ class SymmetrizedVI(MFVI):
             exactly). ``"capacity"`` is a lower bound, so that the objective remains a bound of the
             evidence. ``"uniform"`` is the paper's, at most ``log(draws)``.
         draws: number of permutations of ``"uniform"``, the identity included.
-        every: number of steps between two gradients of the information, which is reused in between.
+        every: number of steps between two gradients of the information, which is reused in between;
+            by default one, and four while units of a layer of 128 or more can be confused.
 
     References:
         | Variational Inference Failures Under Model Symmetries (Gelberg et al., 2024)
@@ -103,7 +108,7 @@ class SymmetrizedVI(MFVI):
 
     estimator: Estimator = "bethe"
     draws: int = 20
-    every: int = 1
+    every: int | None = None
 
     state_type: ClassVar[type[Gaussians]] = SymmetrizedGaussians
 
@@ -111,7 +116,7 @@ class SymmetrizedVI(MFVI):
         super().__post_init__()
         check_choice("estimator", self.estimator, get_args(Estimator))
         check_count("draws", self.draws)
-        check_count("every", self.every)
+        check_count("every", self.every, optional=True)
 
     # ------------------------------------------------------------ symmetries
     def before_fit(self, state: SymmetrizedGaussians, fit: Fit, run: Run) -> None:
@@ -173,19 +178,37 @@ class SymmetrizedVI(MFVI):
         self, state: SymmetrizedGaussians, drawn: Draw, number: int, run: Run
     ) -> Tensor:
         """Return the information for this step, computed or reused."""
-        if self.every == 1 or not torch.is_grad_enabled():
+        every = self.every or self._default_period(state, run)
+        if every == 1 or not torch.is_grad_enabled():
             return self.information(state, drawn, run, number)
         leaves = state.mean, state.log_std
-        if number % self.every == 0 or not state.held.tensors():
-            estimate = self.information(state, drawn, run, number // self.every)
+        if number % every == 0 or not state.held.tensors():
+            estimate = self.information(state, drawn, run, number // every)
             slopes = [torch.zeros_like(t) for t in leaves]
-            if estimate.requires_grad:  # which it does not where all units can be told apart
+            if estimate.requires_grad:
+                self._announce(state, run)
                 slopes = list(torch.autograd.grad(estimate.sum(), leaves, retain_graph=True))
-            tensors = {"value": estimate.detach(), "of_mean": slopes[0], "of_log_std": slopes[1]}
+            elif self.every is None:  # all units can be told apart, which takes little time
+                state.held.hold({})
+                return estimate
+            tensors = {"value": estimate, "of_mean": slopes[0], "of_log_std": slopes[1]}
             state.held.hold({name: t.detach() for name, t in tensors.items()})
         value, *slopes = state.held.tensors().values()
         moved = [((t - t.detach()) * slope).sum(1) for t, slope in zip(leaves, slopes, strict=True)]
         return value + moved[0] + moved[1]
+
+    def _default_period(self, state: SymmetrizedGaussians, run: Run) -> int:
+        largest = max((layer.units for layer in self.units(state, run).layers), default=0)
+        return _EVERY if largest >= _MANY else 1
+
+    def _announce(self, state: SymmetrizedGaussians, run: Run) -> None:
+        """Tell the user once that gradients are reused without a request."""
+        if self.every is None and not state.has_reused:
+            state.has_reused = True
+            run.inform(
+                f"{self.name}: units can be confused, so that the gradient of the information is "
+                f"computed in every {_EVERY}th step (set `every=1` for all steps)."
+            )
 
     def information(
         self, state: SymmetrizedGaussians, drawn: Draw, run: Run, turn: int = 0
