@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from weightsym import Script, described, imported
+from weightsym import Script, described, imported, signature_of
 
 CORE = Script.commands
 COMMANDS = {
@@ -60,7 +60,7 @@ class Commands(Script):
             super().run(name, args)
         elif {"-h", "--help"} & set(args):
             first = f"usage: lightning-bnn {name} -c CONFIG [options]\n\n{TRAINING[name]}"
-            print(f"{first}\n\n{described(imported(module).training)}")
+            print(f"{first}\n\n{described(signature_of(module, 'training'))}")
             raise SystemExit(0)
         else:
             _check_configs(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_bnn.bank import CheckpointBank, export_files, import_files
 from lightning_bnn.bank.shipped import bank_card, shipped_path
 from lightning_bnn.tables import Cell, Table
+from weightsym import Outcome
 
 
 def bank(
@@ -13,7 +14,7 @@ def bank(
     prefix: str | None = None,
     export: str | None = None,
     verify: bool = False,
-) -> None:
+) -> Outcome:
     """Show the content of a bank of networks, import or export networks, or check the files.
 
     Args:
@@ -39,6 +40,9 @@ def bank(
         print("all files match their checksums")
     if export is not None:
         print(f"wrote {len(export_files(store, export))} files to {export}")
+    shapes = {name: list(shape) for name, shape in store.shapes.items()}
+    content = {"networks": len(store), "bytes": store.nbytes, "shapes": shapes}
+    return Outcome({**content, "records": list(store.records)})
 
 
 def _report(store: CheckpointBank) -> str:

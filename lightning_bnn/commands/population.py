@@ -20,6 +20,7 @@ from lightning_bnn.bank.disk import explain_full_disk
 from lightning_bnn.clusters import CLUSTERS, Work
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
+from weightsym import Outcome
 from weightsym.files import read_json, read_settings, settings_of_text, write_whole
 from weightsym.params import check_count, check_positive
 
@@ -39,7 +40,7 @@ def population(
     options: dict[str, Any] | None = None,
     change: dict[str, Any] | None = None,
     checkpoint_minutes: float = 5.0,
-) -> None:
+) -> Outcome:
     """Train many independent networks, and store them in one bank.
 
     Member k is the same network in every population that contains it. If the command was stopped,
@@ -95,7 +96,17 @@ def population(
                 work = Work(train_part, unfinished, merge_finished, workers, folder, options or {})
                 CLUSTERS[cluster](work)
             merge_finished()
-    print(_report(target, parts, trained=bool(unfinished)))
+    summaries = [part.summary or {} for part in parts]
+    left_out = [member for summary in summaries for member in summary["left_out"]]
+    seconds = sum(summary["seconds"] for summary in summaries)
+    diverged = f", {len(left_out)} of {sum(map(len, parts))} members have diverged and are left out"
+    trained = f"trained in {seconds:.0f} s, {len(parts)} parts"
+    print(
+        f"{folder}: {len(target)} networks{diverged if left_out else ''}\n"
+        f"{trained if unfinished else 'there was nothing left to train'}\n"
+        f"`lightning-bnn bank {folder}` looks into it, `lightning-bnn compare` and others read it"
+    )
+    return Outcome({"networks": len(target), "left_out": left_out, "seconds": seconds})
 
 
 # ------------------------------------------------------------ what is to be done
@@ -160,20 +171,6 @@ def _merge(part: Part, target: CheckpointBank) -> None:
     shutil.rmtree(merged, ignore_errors=True)
     part.bank.rename(merged)  # at once: half a bank could not be read
     shutil.rmtree(merged)
-
-
-def _report(target: CheckpointBank, parts: Sequence[Part], trained: bool) -> str:
-    folder, summaries = target.path, [part.summary or {} for part in parts]
-    left_out = sum(len(summary["left_out"]) for summary in summaries)
-    seconds = sum(summary["seconds"] for summary in summaries)
-    members = sum(map(len, parts))
-    diverged = f", {left_out} of {members} members have diverged and are left out"
-    work = f"trained in {seconds:.0f} s, {len(parts)} parts"
-    return (
-        f"{folder}: {len(target)} networks{diverged if left_out else ''}\n"
-        f"{work if trained else 'there was nothing left to train'}\n"
-        f"`lightning-bnn bank {folder}` looks into it, `lightning-bnn compare` and others read it"
-    )
 
 
 # ------------------------------------------------------------ settings

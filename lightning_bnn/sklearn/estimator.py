@@ -85,9 +85,9 @@ class TableEstimator(BaseEstimator):
         words = [str(name) for name, kind in kinds if getattr(kind, "kind", "O") not in "biuf"]
         if words:
             raise ValueError(
-                f"Columns {', '.join(words)} are not numbers: encode them first, with "
-                f"`make_pipeline(make_column_transformer((OneHotEncoder(), {words}), "
-                f"remainder='passthrough'), {type(self).__name__}())`."
+                f"Columns {', '.join(words)} are not numbers: encode them and fill missing values "
+                "with `make_pipeline(make_column_transformer((OneHotEncoder(handle_unknown="
+                f"'ignore'), {words}), remainder=SimpleImputer()), {type(self).__name__}())`."
             )
         try:
             return validate_data(self, x, *y, dtype=np.float64, **options)

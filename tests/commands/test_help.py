@@ -53,7 +53,7 @@ def test_help_lists_the_arguments_of_the_function(name, capsys):
 
 def test_every_command_that_decides_or_measures_gives_its_numbers():
     names = {n for n, (_, f) in FUNCTIONS.items() if typing.get_type_hints(f)["return"] is Outcome}
-    others = {"bank", "demo", "population", "presets", "rebase", "reproduce", "posteriordb"}
+    others = {"demo", "presets", "rebase", "reproduce", "posteriordb"}
     assert {name.split()[-1] for name in FUNCTIONS.keys() - names} == others
 
 
@@ -69,11 +69,13 @@ def test_the_list_of_commands_begins_with_the_demo_under_headings(capsys):
 def test_lists_of_commands_and_mistakes_import_nothing_heavy():
     """All in one interpreter, which has imported neither torch nor numpy nor Lightning."""
     lines = [["--help"], ["--version"], ["presets"], ["toyy"]]
+    helps = [[name, "--help"] for name in cli.EVERY]
     code = (
         "import sys\n"
         "from bnn_research.cli import main as research\n"
         "from lightning_bnn.cli import main\n"
         f"lines = [(script, line) for script in (main, research) for line in {lines}]\n"
+        f"lines += [(main, line) for line in {helps}]\n"
         "lines += [(main, ['fit', '-c', 'nowhere.yaml']), (main, ['test', '--config=/'])]\n"
         "for script, line in lines:\n"
         "    try:\n        script(line)\n"

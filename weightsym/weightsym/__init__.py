@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from weightsym.matching.repair import Repaired, repair
     from weightsym.networks.forward import UnsupportedModel
 if TYPE_CHECKING:  # for packages that build on this one
-    from weightsym.cli import Script, described, imported
+    from weightsym.cli import Script, described, imported, signature_of
     from weightsym.commands.mistakes import building
     from weightsym.commands.parsers import Refusal, StrictParser, did_you_mean, refusal_of
     from weightsym.commands.reports import Outcome

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
-import importlib
+import importlib.util
 import inspect
 import io
 import os
@@ -12,6 +13,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -87,11 +89,12 @@ class Script:
             name: of the command.
             args: the whole command line.
         """
-        command = getattr(imported(self.module_of(name)), name)
-        flags = _FLAGS.keys() & set(args) if _has_outcome(command) else set()
-        arguments = _parsed(command, self.program, [a for a in args[1:] if a not in flags])
+        module = self.module_of(name)
+        signature = signature_of(module, name)
+        flags = _FLAGS.keys() & set(args) if _has_outcome(signature) else set()
+        arguments = _parsed(signature, self.program, [a for a in args[1:] if a not in flags])
         with _text_elsewhere(flags):
-            outcome = command(**arguments)
+            outcome = getattr(imported(module), name)(**arguments)
         if "--json" in flags:
             print(outcome.json())
         if outcome is not None and outcome.exit_code:
@@ -165,6 +168,48 @@ def imported(name: str) -> ModuleType:
     finally:
         if collecting:
             gc.enable()
+
+
+def signature_of(module: str, name: str) -> Callable[..., Any]:
+    """Return a function without its body, from its source: imports only for its arguments.
+
+    Args:
+        module: with the function.
+        name: of the function.
+    """
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    future, *_ = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    definitions = {word: node for node in tree.body for word in _defined_by(node)}
+    definitions.pop("Outcome", None)  # a result, with imports of its own
+    function = definitions[name]
+    assert isinstance(function, ast.FunctionDef)
+    del function.body[1:]
+    chosen = {id(future)}
+    waiting: list[ast.stmt] = [function]
+    while waiting:
+        node = waiting.pop()
+        chosen.add(id(node))
+        words = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        waiting += [n for w, n in definitions.items() if w in words and id(n) not in chosen]
+    tree.body = [node for node in tree.body if id(node) in chosen]
+    light = ModuleType(f"signature of {module}".replace(".", " "))
+    sys.modules[light.__name__] = light  # where parsers look for the types of arguments
+    light.__dict__["Outcome"] = None
+    exec(compile(tree, spec.origin, "exec"), light.__dict__)
+    signature: Callable[..., Any] = getattr(light, name)
+    return signature
+
+
+def _defined_by(node: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module defines."""
+    if isinstance(node, ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
 
 
 def _has_outcome(command: Callable[..., Any]) -> bool:

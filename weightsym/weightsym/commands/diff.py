@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import folding
 from weightsym.files import open_network
 from weightsym.matching.interpolation import output_error, random_inputs
-from weightsym.matching.match import ByWeights
 from weightsym.matching.moved import parked
 from weightsym.matching.relation import EXCESS, Verdict
 from weightsym.networks.files.fitting import FittedNetwork
@@ -40,7 +39,7 @@ def diff(
     a: str,
     b: str,
     architecture: Architecture,
-    method: ByWeights = "ascent",
+    method: Literal["best", "ascent", "frank-wolfe"] = "ascent",
     data: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
