@@ -99,8 +99,8 @@ class BnnRegressor(RegressorMixin, MultiOutputMixin, TableEstimator):
             low, high, _ = quantile_band(means, stds, alpha)
         else:
             mean = predictions.moments()[0]
-            units = [each.moments()[1] for each in self._by_fold(rows, self._held.folds)]
-            width = self._held.threshold(alpha) * torch.stack(units).mean(0)
+            units = [each.moments()[1].log() for each in self._by_fold(rows, self._held.folds)]
+            width = self._held.threshold(alpha) * torch.stack(units).mean(0).exp()
             low, high = mean - width, mean + width
         return [self._targets(low), self._targets(high)]
 

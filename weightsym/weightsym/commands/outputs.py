@@ -74,9 +74,9 @@ class Output:
             self.form is None or self.form.stored.path.suffix != ".ckpt"
         ):
             raise ValueError(
-                "`--out` can end in .ckpt only if one of the networks is a .ckpt, whose "
-                "settings are copied: name one by `--like` of `merge`, or write .safetensors "
-                "or .pt."
+                "`--out` can end in .ckpt only if one of the networks is a .ckpt without a "
+                "stack of members, whose settings are copied: name one by `--like` of `merge`, "
+                "or write .safetensors or .pt."
             )
 
     @property

@@ -99,7 +99,9 @@ def find_names(
     if not fitting:
         present = [sum(key in stored for key in table.values()) for table in tables]
         nearest = present.index(max(present))
-        raise ValueError(f"{path} does not fit: {misfits[nearest]}.")
+        members = any(key.startswith("state.networks.") for key in stored)
+        hint = "; save one of its members with torch.save(module.member(0).state_dict(), 'one.pt')"
+        raise ValueError(f"{path} does not fit: {misfits[nearest]}{hint if members else ''}.")
     if any(tables[k] != tables[fitting[0]] for k in fitting):
         prefixes = " or ".join(sorted({repr(renamings[k].prefix) for k in fitting}))
         raise ValueError(f"Several networks in {path} fit: choose one by its `prefix`, {prefixes}.")
