@@ -341,9 +341,11 @@ def _laws_figure(boards: Boards) -> Figure:
     """Plot all laws for the largest budget, one panel for each reference."""
     titles = list(dict.fromkeys(title for board in boards.values() for title in board))
     panels: dict[str, dict[str, list[Measured]]] = {}
-    for (name, _), board in sorted(boards.items(), key=lambda item: item[0][1]):
+    ascending = sorted(boards.items(), key=lambda item: item[0][1])
+    for name, board in {name: board for (name, _), board in ascending}.items():
         numbers = {title: outcome.over_seeds() for title, outcome in board.items()}
-        panels[name] = {
+        closest = min(numbers, key=lambda title: _distance(numbers[title]))
+        panels[f"{name}: {closest} closest"] = {
             legend: [percent(numbers.get(title, {}), law) for title in titles]
             for law, legend in _LEGEND.items()
         }
@@ -354,7 +356,9 @@ def _quality_figure(boards: Boards) -> Figure:
     """Plot test NLL against the distance of functions, one panel per reference and budget."""
     panels: dict[str, dict[str, tuple[torch.Tensor, ...]]] = {}
     for (name, budget), board in boards.items():
-        panel = panels.setdefault(f"{name}, {budget} gradients", {})
+        every = [numbers for outcome in board.values() for numbers in outcome.numbers]
+        rho = rank_correlation(every, "f_law", "nll")
+        panel = panels.setdefault(f"{name}, {budget}: ρ = {rho:.2f}", {})
         for title, outcome in board.items():
             numbers = outcome.over_seeds()
             if "f_law" in numbers and "nll" in numbers:
