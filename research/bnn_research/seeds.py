@@ -38,20 +38,16 @@ Way = Callable[["Pair"], Element]
 
 
 @dataclass(frozen=True)
-class Scale:
-    """The number of networks, their size, and the lengths of training and of learning."""
+class Scale(families.Scale):
+    """Also the number of steps of learning, and the standard deviation with which weights start."""
 
-    networks: int
-    width: int
-    hidden: int
-    steps: int
     learning: int
-    embeddings: float
+    start: float
 
 
 SCALES = {
-    "small": Scale(3, 64, 256, 600, 100, 0.02),
-    "paper": Scale(5, 256, 1024, 10_000, 1000, 0.02),
+    "small": Scale(3, 64, 256, 600, 6000, 100, 0.02),
+    "paper": Scale(5, 256, 1024, 10_000, 6000, 1000, 0.02),
 }
 
 
@@ -63,7 +59,7 @@ def seeds(
     hidden: int | None = None,
     steps: int | None = None,
     learning: int | None = None,
-    embeddings: float | None = None,
+    start: float | None = None,
     out: str = "studies/seeds",
 ) -> Outcome:
     """Measure barriers between transformers of other seeds, as GLMC does.
@@ -79,20 +75,21 @@ def seeds(
         hidden: number of hidden units of a layer.
         steps: number of training steps.
         learning: number of steps of what is learnt.
-        embeddings: standard deviation with which tables of tokens start.
+        start: standard deviation with which matrices and tables start, as those of GPT-2; the
+            default of torch for a matrix is 1 / sqrt(3 width). Biases start at zero.
         out: folder for the results.
     """
     folder = results_folder(out, "seeds")
     settings = settings_of(
         SCALES, scale, networks=networks, width=width, hidden=hidden, steps=steps,
-        learning=learning, embeddings=embeddings,
+        learning=learning, start=start,
     )  # fmt: skip
     if settings.networks < 2:
         raise ValueError(f"`networks` must be at least 2, got {settings.networks}.")
-    start = time.process_time()
+    before = time.process_time()
     pairs = list(_pairs(family, settings))
     tables = {"barriers": _table(pairs)}
-    cautions = [f"{(time.process_time() - start) / 60:.1f} CPU minutes."]
+    cautions = [f"{(time.process_time() - before) / 60:.1f} CPU minutes."]
     title = f"Barriers between {family} of other seeds"
     return publish(
         Findings("seeds", title, tables, {}, cautions, {"scale": settings.__dict__}), folder
@@ -132,14 +129,16 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _pairs(name: str, settings: Scale) -> Iterator[Pair]:
-    size = families.Scale(settings.networks, settings.width, settings.hidden, settings.steps, 6000)
-    family = families.family(name, size)
+    family = families.family(name, settings)
     nets = list[nn.Module]()
     for seed in range(settings.networks):
         torch.manual_seed(seed)
         net = family.make()
-        for table in (m for m in net.modules() if isinstance(m, nn.Embedding)):
-            nn.init.normal_(table.weight, std=settings.embeddings)
+        for key, w in net.named_parameters():
+            if w.ndim > 1:
+                nn.init.normal_(w, std=settings.start)
+            elif key.endswith("bias"):
+                nn.init.zeros_(w)
         generator = keyed_generator("seeds", name, seed)
         nets.append(families.trained(net, family.data, settings.steps, generator, rate=1e-3))
     module, networks = fold_networks(nets[0], [P.of(net) for net in nets], family.example)

@@ -9,13 +9,14 @@ import torch
 from disk_networks import NORMED, PLAIN, drawn, known, normed, orders, plain, write
 from PIL import Image
 from shell import code_of, failure
+from torch import nn
 
 from weightsym import Difference, Relation, SharedUnits, random_scales, rescale
 from weightsym import params as P
 from weightsym.commands.diff import EXIT_CODES, rounding_of, verdict_of
 from weightsym.matching.difference import Stage
 
-SAME, COPY, APART, UNKNOWN = EXIT_CODES.values()
+SAME, COPY, PARTS, APART, UNKNOWN = EXIT_CODES.values()
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_numbers_alone_are_those_of_the_file(name, files, tmp_path, capsys):
 
 
 def test_exit_codes_and_rounding_stay_what_they_are():
-    assert (SAME, COPY, APART, UNKNOWN) == (0, 3, 4, 5)
+    assert (SAME, COPY, PARTS, APART, UNKNOWN) == (0, 3, 3, 4, 5)
     assert rounding_of([torch.float32, torch.bfloat16, torch.int64]) == 2**-7
     assert rounding_of([torch.float32]) == rounding_of([torch.float64]) == 2e-6
 
@@ -139,6 +140,36 @@ def test_verdicts_by_their_numbers(rest, outputs, p, verdict):
         assert verdict_of(Relation(found, groups, *ps), outputs, 2e-6) == wanted
     few = Relation(found, (SharedUnits("w", 4, 1, 3),), 1.0, 1.0, 1.0)
     assert (verdict_of(few, 1.0, 2e-6) == "cannot be told") == (rest > 0.1)
+
+
+# ------------------------------------------------------------ other shapes, several parents
+def wider(hidden):
+    return nn.Sequential(nn.Linear(20, hidden), nn.ReLU(), nn.Linear(hidden, 12))
+
+
+def test_a_pruned_network_and_weights_of_parents(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("disk_networks.wider", wider, raising=False)
+    nets = [P.of(drawn(lambda: wider(48), seed)) for seed in range(3)]
+    kept = torch.randperm(48, generator=torch.Generator().manual_seed(0))[:32]
+    left = {n: t if n == "2.bias" else t[..., kept] if n == "2.weight" else t[kept]
+            for n, t in nets[0].items()}  # fmt: skip
+    merged = {n: 0.3 * t + 0.7 * nets[1][n] for n, t in nets[0].items()}
+    every = [*nets, left, merged]
+    a, b, c, small, child = (write(tmp_path / f"{k}.safetensors", w) for k, w in enumerate(every))
+    line = ["--network", "disk_networks.wider", "--input", "2,20", "--init.hidden", "48"]
+    other = [*line[:-1], "32", "--init_b.hidden", "48"]
+    for first, second, options in ((a, small, [*line, "--init_b.hidden", "32"]), (small, a, other)):
+        assert code_of("diff", first, second, *options) == PARTS
+        assert "shared: 32 of 48 of 0.weight" in capsys.readouterr().out
+    assert code_of("diff", small, b, *other) == APART
+    capsys.readouterr()
+    assert code_of("diff", child, a, "--parents", f'["{b}", "{c}"]', *line, "--json") == COPY
+    found = json.loads(capsys.readouterr().out)["parents"]
+    assert list(found["weights"].values()) == pytest.approx([0.3, 0.7, 0], abs=1e-5)
+    assert found["rest"] < 1e-5
+    assert {*found["layers"]} == {"0", "2"}
+    two = ["diff", small, b, *other, "--parents", f'["{c}"]']
+    assert "`--data` and `--parents` need networks of one shape" in failure(capsys, *two)
 
 
 # ------------------------------------------------------------ what is written

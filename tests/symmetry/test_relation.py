@@ -17,10 +17,28 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from lightning_bnn import models
 from lightning_bnn.datamodules import Digits
-from weightsym import Element, discover, kinship, likeness, relation
+from weightsym import (
+    Element,
+    SharedUnits,
+    discover,
+    kinship,
+    likeness,
+    match,
+    parents_of,
+    permute,
+    random_permutations,
+    relation,
+)
 from weightsym import params as P
 from weightsym.discovery.folding import fold_networks
-from weightsym.matching.relation import EXCESS, law_of_fixed_points, p_agreeing, p_in_place
+from weightsym.matching.relation import (
+    EXCESS,
+    bounds_of_runs,
+    law_of_fixed_points,
+    p_agreeing,
+    p_in_place,
+)
+from weightsym.matching.shapes import longest_run
 
 
 def verdicts(networks, goal, sym):
@@ -191,6 +209,33 @@ def test_a_network_that_learnt_from_outputs_is_not_made_from_another(siblings, d
     assert found.p_exact > 1e-3
 
 
+# ------------------------------------------------------------ weights of parents
+def test_a_merged_network_has_the_weights_of_its_parents(siblings, digits):
+    (a, b, c, *_), sym = siblings
+    beside = match(b, a, sym, signs=True).element(b)
+    other = (digits[0], (digits[1] + 3) % 10)
+    tuned = [continued(a, data, seed=seed, epochs=4) for seed, data in ((1, digits), (2, other))]
+    for parents in ((a, beside), tuned):
+        child = {n: 0.3 * x + 0.7 * parents[1][n] for n, x in parents[0].items()}
+        order = random_permutations(sym, seeded(1))
+        for moved, error in ((permute(child, sym, order), 1e-4),
+                             (Element.random(sym, seeded(2))(child), 0.02)):  # fmt: skip
+            found = parents_of(moved, [*parents, c], sym)
+            assert found.weights == pytest.approx((0.3, 0.7, 0), abs=error)
+            assert found.rest < 0.06
+            assert all(w == pytest.approx((0.3, 0.7, 0), abs=0.1) for w in found.by_layer.values())
+    alone = parents_of(c, [a, b], sym)
+    assert alone.rest > 0.5
+    assert max(alone.weights) < 0.5
+
+
+@pytest.mark.bad_input
+def test_parents_are_needed(siblings):
+    (a, *_), sym = siblings
+    with pytest.raises(ValueError, match="`candidates` must hold at least one network"):
+        parents_of(a, [], sym)
+
+
 # ------------------------------------------------------------ probabilities
 @pytest.mark.parametrize("units", range(1, 7))
 def test_fixed_points_are_those_of_all_permutations(units):
@@ -207,11 +252,33 @@ def test_many_units_have_the_law_of_poisson():
     assert law.sum() == pytest.approx(1)
 
 
+def places(*counts, among=None):
+    return [SharedUnits("w", units, fixed, None, among) for units, fixed in counts]
+
+
 def test_places_count_in_one_group_and_in_all():
-    assert p_in_place([(8, 8)] + [(8, 1)] * 60) == pytest.approx(2 * 61 / math.factorial(8))
-    assert p_in_place([(8, 3)] * 20) < 1e-9 < p_in_place([(8, 3)])
-    assert p_in_place([(8, 1)] * 20) == p_in_place([]) == 1
-    assert p_in_place([(2000, 1500)]) == pytest.approx(0, abs=1e-300)
+    mixed = places((8, 8), *[(8, 1)] * 60)
+    assert p_in_place(mixed) == pytest.approx(2 * 61 / math.factorial(8))
+    assert p_in_place(places(*[(8, 3)] * 20)) < 1e-9 < p_in_place(places((8, 3)))
+    assert p_in_place(places(*[(8, 1)] * 20)) == p_in_place([]) == 1
+    assert p_in_place(places((2000, 1500))) == pytest.approx(0, abs=1e-300)
+
+
+@pytest.mark.parametrize("units", range(2, 7))
+def test_runs_in_order_are_bounded_by_those_of_all_permutations(units):
+    every = [torch.tensor(order) for order in itertools.permutations(range(units))]
+    runs = [longest_run(order) for order in every]
+    brute = [
+        max(k for k in range(units + 1) for some in itertools.combinations(order.tolist(), k)
+            if list(some) == sorted(some)) for order in every[::7]
+    ]  # fmt: skip
+    assert runs[::7] == brute
+    for k, bound in enumerate(bounds_of_runs(units)):
+        assert sum(run >= k for run in runs) / len(every) <= bound + 1e-12
+    assert bounds_of_runs(units)[units] == pytest.approx(1 / math.factorial(units))
+    assert (
+        p_in_place(places((40, 40), among=64)) < 1e-47 < 1 == p_in_place(places((40, 13), among=64))
+    )
 
 
 def test_agreements_are_bounded_by_binomial_tails():

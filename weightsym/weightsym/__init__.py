@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from weightsym.matching.match import MatchResult, match
     from weightsym.matching.match_all import FullMatch, learn_match, match_all
     from weightsym.matching.mergeable import Mergeable, mergeable
+    from weightsym.matching.parents import Parents, parents_of
     from weightsym.matching.rebase import rebase
     from weightsym.matching.relation import Relation, SharedUnits, relation
     from weightsym.matching.repair import Repaired, repair

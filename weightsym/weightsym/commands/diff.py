@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from weightsym import Difference, Fingerprint, Relation, barrier, relation
+from weightsym import (
+    Difference,
+    Fingerprint,
+    Relation,
+    Symmetries,
+    barrier,
+    parents_of,
+    relation,
+)
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.examples import examples_of, loss
 from weightsym.commands.networks import build, fit_all, numbers, shown, symmetries_in
 from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import folding
-from weightsym.files import open_network
+from weightsym.files import NetworkNames, open_network
+from weightsym.matching.difference import Network
 from weightsym.matching.interpolation import output_error, random_inputs
 from weightsym.matching.moved import parked
 from weightsym.matching.relation import EXCESS, Verdict
 from weightsym.networks.files.fitting import FittedNetwork
+from weightsym.networks.files.stored import StoredNetwork
 
 EXIT_CODES: Mapping[Verdict, int] = {
     "same function": 0,
     "made from it": 3,
+    "parts of it": 3,
     "independent": 4,
     "cannot be told": 5,
 }
@@ -40,6 +52,8 @@ def diff(
     b: str,
     architecture: Architecture,
     method: Literal["best", "ascent", "frank-wolfe"] = "ascent",
+    init_b: dict[str, Any] | None = None,
+    parents: list[str] | None = None,
     data: str | None = None,
     out: str | None = None,
     overwrite: bool = False,
@@ -47,18 +61,23 @@ def diff(
     """Tell whether two networks are the same function, one was made from the other, or neither.
 
     Both are brought into one frame by everything that preserves their functions: gains of norms,
-    scales and shifts, the order and signs of units, and matrices that mix channels. Exit codes: 0
-    for the same function, 3 if one network was made from the other, 4 for independent ones, 5 if
-    this cannot be decided, 2 for mistakes. Nothing in the files is executed.
+    scales and shifts, the order and signs of units, and matrices that mix channels. One may have
+    fewer units, layers, tokens or classes than the other. Exit codes: 0 for the same function, 3 if
+    one network, or a part of it, was made from the other, 4 for independent ones, 5 if this cannot
+    be decided, 2 for mistakes. Nothing in the files is executed.
 
     Args:
         a: a network: .safetensors, .ckpt, .pt, or a folder of Hugging Face (config.json beside
             model.safetensors or its shards).
-        b: another network of the same architecture. For example: weightsym diff a.safetensors
+        b: another network of the same class. For example: weightsym diff a.safetensors
             b.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
         architecture: options that specify the network.
         method: matching of units: ascent goes from group to group, frank-wolfe moves all at once,
             best takes the better result of both.
+        init_b: arguments of the class that differ for B, e.g. --init_b.width 24; folders of Hugging
+            Face have their own configurations.
+        parents: further networks that A may have been merged from, beside B: the weights of all are
+            found by least squares.
         data: data for the loss barrier between the two networks: import path of a
             LightningDataModule, a configuration (.yaml), or a .pt or .safetensors file with inputs
             and targets.
@@ -67,24 +86,32 @@ def diff(
         overwrite: replace an existing file or folder at --out (true or false).
     """
     target = report_file(out, overwrite)
-    stored = [open_network(Path(path)) for path in (a, b)]
+    stored = [open_network(Path(path)) for path in (a, b, *(parents or ()))]
     examples = examples_of(data) if data is not None else None
-    folder = next((s.path for s in stored if s.is_folder), None)
-    model, example, names = build(architecture, folder)
-    files = fit_all(stored, names, architecture.prefix, "copy")
-    print(f"{a}\n{b}\n{_description(files[0])}\n", flush=True)
-    if target is None and _are_equal(*files):
+    built = _built(stored, architecture, init_b or {})
+    if len(built) > 1 and (data is not None or parents):
+        raise ValueError("`--data` and `--parents` need networks of one shape.")
+    rows = [stored] if len(built) == 1 else [[one] for one in stored]
+    files = [
+        file
+        for some, (*_, names) in zip(rows, built, strict=True)
+        for file in fit_all(some, names, architecture.prefix, "copy")
+    ]
+    print("\n".join([a, _description(files[0]), b, _description(files[1]), ""]), flush=True)
+    if target is None and not parents and _are_equal(*files[:2]):
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
         return Outcome({"verdict": "same function"})
-    model, fold = folding(model, *example)
-    sym = symmetries_in(model, *example, batch_norm=architecture.batch_norm)
-    print(f"{sym}\n", flush=True)
-    first, second = (parked(fold(numbers(file))) for file in files)
-    evidence = relation(first, second, sym, method=method, seed=architecture.seed)
-    prints = evidence.difference.fingerprints
+    folded = [(*folding(module, *example), example) for module, example, _ in built]
+    syms = [symmetries_in(m, *x, batch_norm=architecture.batch_norm) for m, _, x in folded]
+    (model, fold, example), (*_, fold_b, _) = folded[0], folded[-1]
+    print("\n".join(f"{sym}\n" for sym in syms), flush=True)
+    folds = fold, *[fold_b] * (len(files) - 1)
+    first, second, *more = (parked(f(numbers(x))) for f, x in zip(folds, files, strict=True))
+    evidence = relation(first, second, *syms, method=method, seed=architecture.seed)
+    prints = () if evidence.partial else evidence.difference.fingerprints
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
     inputs = random_inputs(*example, seed=architecture.seed)
-    outputs = output_error(model, first, second, inputs)
+    outputs = math.nan if evidence.partial else output_error(model, first, second, inputs)
     verdict = verdict_of(evidence, outputs, rounding)
     examples = examples and examples.fitted(model, dict(first))
     batches = [] if examples is None else examples.batches
@@ -96,6 +123,7 @@ def diff(
         "outputs": outputs,
         "barriers": [barrier(model, *pair, batches, loss).height for pair in pairs],
         "examples": str(examples or ""),
+        "parents": _parents(first, [second, *more], (b, *(parents or ())), syms[0]) if more else {},
         "fingerprints": [p.code for p in prints],
         "settings": {"a": a, "b": b, "method": method, "seed": architecture.seed},
     }
@@ -106,6 +134,29 @@ def diff(
         layers = {stage.name: stage.by_layer() for stage in stages}
         print(write_report(target, content, lambda plots: plots.distances_figure(layers, shares)))
     return Outcome(content, EXIT_CODES[verdict])
+
+
+def _parents(
+    child: Network, candidates: Sequence[Network], names: Sequence[str], sym: Symmetries
+) -> dict[str, Any]:
+    """Return the weights of candidates in a merged network as plain data."""
+    found = parents_of(child, candidates, sym)
+    by_layer = {layer: dict(zip(names, w, strict=True)) for layer, w in found.by_layer.items()}
+    weights = dict(zip(names, found.weights, strict=True))
+    return {"weights": weights, "rest": found.rest, "layers": by_layer}
+
+
+def _built(
+    stored: Sequence[StoredNetwork], architecture: Architecture, init_b: Mapping[str, Any]
+) -> list[tuple[nn.Module, tuple[Tensor, ...], NetworkNames]]:
+    """Build the network of the first file, and that of the second one if it has other shapes."""
+    folders = [s.path for s in stored if s.is_folder]
+    built = [build(architecture, folders[0] if folders else None)]
+    others = replace(architecture, init={**(architecture.init or {}), **init_b})
+    if init_b or (architecture.network is None and len(folders) > 1):
+        built.append(build(others, folders[-1]) if folders else build(others, None))
+    shapes = [{n: t.shape for n, t in module.state_dict().items()} for module, *_ in built]
+    return built if shapes[0] != shapes[-1] else built[:1]
 
 
 def _description(file: FittedNetwork) -> str:
@@ -132,7 +183,8 @@ def _are_equal(a: FittedNetwork, b: FittedNetwork) -> bool:
             x, y = x.to(coarser), y.to(coarser)
         return torch.equal(x, y)
 
-    return all(same(a.read(n), b.read(n)) for n in shown(a.places, "comparing"))
+    names = shown(a.places, "comparing") if a.places.keys() == b.places.keys() else ()
+    return bool(names) and all(same(a.read(n), b.read(n)) for n in names)
 
 
 def verdict_of(evidence: Relation, outputs: float, rounding: float) -> Verdict:
@@ -177,9 +229,11 @@ def _lines(
     left = evidence.difference.rest
     judged = [g for g in evidence.groups if g.agreeing is not None]
     placed = [g for g in evidence.groups if g.in_place is not None]
+    chance = sum(1 if g.among is None else 2 * g.units**0.5 for g in placed)
     yield (
-        f"units in their places: {sum(g.in_place or 0 for g in placed)} of "
-        f"{sum(g.units for g in placed)} (by chance {len(placed)}): "
+        f"units in their places{' or in order' * evidence.partial}: "
+        f"{sum(g.in_place or 0 for g in placed)} of {sum(g.units for g in placed)} "
+        f"(by chance {chance:.0f}): "
         f"p = {evidence.p_exact:.1g}"
     )
     yield (
@@ -191,18 +245,29 @@ def _lines(
         f"what is left: {left:.3g} (rounding explains {numbers['rounding']:.1g}): "
         f"p <= {evidence.p_close:.1g}"
     )
-    yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
+    if not evidence.partial:
+        yield f"outputs on random inputs differ by {numbers['outputs']:.2g} (relative)"
     if numbers["barriers"]:
         before, after = numbers["barriers"]
         yield f"barrier on {numbers['examples']}: {before:.6g} -> {after:.6g}"
-    a, b = prints
     rough = left <= numbers["rounding"]
+    yield from _compared(prints, rough) if prints else ()
+    if numbers["parents"]:
+        yield f"as a sum of candidates, with {numbers['parents']['rest']:.2g} of the norm left:"
+        yield from (f"{w:>8.3f} {name}" for name, w in numbers["parents"]["weights"].items())
+    if numbers["verdict"] == "parts of it":
+        for g in evidence.groups:
+            count = max(g.in_place or 0, g.agreeing or 0)
+            yield f"shared: {0 if g.is_apart else count} of {g.among or g.units} of {g.name}"
+    yield f"\nverdict: {_sentence(numbers['verdict'], rough)}"
+
+
+def _compared(prints: Sequence[Fingerprint], rough: bool) -> Iterator[str]:
+    a, b = prints
     apart = "other words, which rounding of the files explains" if rough else "different orbits"
     yield f"fingerprints: {a} and {b}: {'one orbit is possible' if a.agrees(b) else apart}"
     if not (a.attained and b.attained):
         yield "(no finite scales reach the least mass: the fingerprints depend on the scales)"
-    yield ""
-    yield f"verdict: {_sentence(numbers['verdict'], rough)}"
 
 
 def _sentence(verdict: Verdict, rough: bool) -> str:
@@ -214,6 +279,7 @@ def _sentence(verdict: Verdict, rough: bool) -> str:
     return {
         "same function": "the same function, up to symmetries and rounding",
         "made from it": "one was made from the other, or both from one start",
+        "parts of it": "parts of one were made from the other, or both from one start",
         "independent": "independent networks",
         "cannot be told": "cannot be told: too few units of these networks can be compared",
     }[verdict]

@@ -25,7 +25,7 @@ from weightsym.networks.files.stored import StoredNetwork
 from weightsym.networks.forward import first_line
 
 _SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
-_RELATED: Sequence[Verdict] = ("same function", "made from it")
+_RELATED: Sequence[Verdict] = ("same function", "made from it", "parts of it")
 
 
 def scan(

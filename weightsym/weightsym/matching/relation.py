@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import betainc, gammaincc
+from scipy.special import betainc, gammaincc, gammaln
 from scipy.stats import rankdata
 from torch import Tensor
 
@@ -23,10 +23,12 @@ from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.matching.difference import Difference, Network, difference
 from weightsym.matching.match import ByWeights
+from weightsym.matching.shapes import in_one_shape, longest_run
 from weightsym.matching.walk import fixed_points
 from weightsym.networks.devices import at_least_single
 
-Verdict = Literal["same function", "made from it", "independent", "cannot be told"]
+T = TypeVar("T")
+Verdict = Literal["same function", "made from it", "parts of it", "independent", "cannot be told"]
 CHANCE = 1e-6
 """Probabilities below this tell that one network was made from the other."""
 EXCESS = 0.3
@@ -48,20 +50,30 @@ class SharedUnits:
     Attributes:
         name: the tensor that writes the units.
         units: how many there are.
-        in_place: how many of B are matched to the unit of A with the same number; None where units
-            of both are sorted alike, as the states of a Mamba begin, so that places prove nothing.
+        in_place: how many of B are matched to the unit of A with the same number, of other widths
+            how many at most to units in the same order; None where units of both are sorted alike,
+            as the states of a Mamba begin, so that places prove nothing.
         agreeing: how many are matched alike by both parts of their weights; None where there are
             too few weights to be parted.
+        among: how many units the network with more of them has, None for the same number.
 
     >>> from weightsym import SharedUnits
     >>> SharedUnits("up.weight", 128, in_place=1, agreeing=120)
-    SharedUnits(name='up.weight', units=128, in_place=1, agreeing=120)
+    SharedUnits(name='up.weight', units=128, in_place=1, agreeing=120, among=None)
     """
 
     name: str
     units: int
     in_place: int | None
     agreeing: int | None
+    among: int | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """True if enough units are compared, and hardly any is shared."""
+        if self.agreeing is None or p_agreeing([(self.units, self.units)]) >= CHANCE:
+            return False
+        return self.agreeing < EXCESS * self.units and p_in_place([self]) > _UNLIKELY
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +83,15 @@ class Relation:
     Attributes:
         difference: both networks in one frame, and what is left between them.
         groups: the units that are shared, group by group.
-        p_exact: of as many units in their places. If training treats units alike, the permutation
-            between independent networks is uniform, whatever data they saw:
-            :math:`P(F \ge k) \le 1 / k!`.
+        p_exact: of as many units in their places, or in order. If training treats units alike, the
+            permutation between independent networks is uniform, whatever data they saw:
+            :math:`P(F \ge k) \le 1 / k!`, and :math:`P(L \ge k) \le \tbinom{n}{k} / k!` of the
+            longest run in order among n.
         p_robust: of as many units that are matched alike by two parts of their weights. It is
             calibrated: independent networks agree in less than ``EXCESS`` of their units beyond
             chance.
         p_close: of tensors as close, if their directions were random, for any of all permutations.
+        partial: True if one network has more units, layers, tokens or classes.
 
     >>> import torch
     >>> from torch import nn
@@ -96,18 +110,22 @@ class Relation:
     p_exact: float
     p_robust: float
     p_close: float
+    partial: bool = False
 
     @property
     def verdict(self) -> Verdict:
         """The same function, made from it (or both from one start), independent, or unknown.
 
-        Nothing can be told where so few units are compared that even if all of them agreed, that
-        would not be beyond chance, or where so many agree that this is unlikely.
+        Parts are what networks of other shapes share, or related ones of which some groups have
+        nothing in common (``shares``). Nothing can be told where so few units are compared that
+        even if all of them agreed, that would not be beyond chance, or where so many agree that
+        this is unlikely.
         """
         if self.difference.rest <= _EQUAL and (self.p_close < CHANCE or self._equal_everywhere):
             return "same function"
         if min(self.p_exact, self.p_robust, self.p_close) < CHANCE:
-            return "made from it"
+            apart = {group.is_apart for group in self.groups}
+            return "parts of it" if self.partial or len(apart) > 1 else "made from it"
         every = [(g.units, g.units) for g in self.groups if g.agreeing is not None]
         is_decided = p_agreeing(every) < CHANCE and self.p_robust > _UNLIKELY
         return "independent" if is_decided else "cannot be told"
@@ -125,7 +143,13 @@ class Relation:
 
 
 def relation(
-    a: Network, b: Network, sym: Symmetries, *, method: ByWeights = "ascent", seed: int = 0
+    a: Network,
+    b: Network,
+    sym: Symmetries,
+    sym_b: Symmetries | None = None,
+    *,
+    method: ByWeights = "ascent",
+    seed: int = 0,
 ) -> Relation:
     """Tell whether two networks are one function, whether one was made from the other, or neither.
 
@@ -133,10 +157,14 @@ def relation(
     moves them. Positions and tokens are not exchanged, and do not count. Norms with gains hold a
     stream fixed: fold those of both networks first (`fold_norms`).
 
+    One network may have fewer units, layers, tokens or classes, and nothing more than the other:
+    its units are then matched to as many of the other one (`in_one_shape`).
+
     Args:
         a: one network.
         b: the other one.
         sym: what `discover` returned.
+        sym_b: what it returned for the second network, if that has other shapes.
         method: how units are matched, see `match`.
         seed: of the order from which units are matched.
 
@@ -144,30 +172,42 @@ def relation(
     >>> from torch import nn
     >>> from weightsym import params as P
     >>> from weightsym import discover, relation
-    >>> nets = [nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.Linear(32, 9)) for _ in range(2)]
-    >>> sym = discover(nets[0], torch.randn(8, 9))
-    >>> relation(*map(P.of, nets), sym).verdict
+    >>> nets = [nn.Sequential(nn.Linear(9, n), nn.ReLU(), nn.Linear(n, 9)) for n in (32, 24)]
+    >>> sym, sym_b = (discover(net, torch.randn(8, 9)) for net in nets)
+    >>> relation(*map(P.of, nets), sym, sym_b).verdict
     'independent'
     """
+    differ = sym_b is not None and sym_b.shapes != sym.shapes
+    if differ and sym_b is not None:
+        a, b, sym = in_one_shape(a, b, sym, sym_b)
     found = difference(a, b, sym, method=method, seed=seed)
-    agreeing = found.agreeing
-    groups = [
-        SharedUnits(
-            group.name,
-            group.units,
-            None if _are_sorted(a, b, sym, group) else fixed_points(order),
-            agreeing.get(k),
-        )
-        for k, (group, order) in enumerate(zip(sym.permutations, found.permutations, strict=True))
-        if group.units > 1
-    ]
+    groups = list[SharedUnits]()
+    for k, (group, order) in enumerate(zip(sym.permutations, found.permutations, strict=True)):
+        there = [_with_weights(w, sym, group) if differ else order >= 0 for w in (a, b)]
+        units = min(int(some.sum()) for some in there)
+        if units > 1:
+            whole = units == group.units
+            places = (
+                fixed_points(order) if whole else longest_run(order[there[1] & there[0][order]])
+            )
+            in_place = None if _are_sorted(a, b, sym, group) else places
+            among = None if whole else group.units
+            groups.append(SharedUnits(group.name, units, in_place, found.agreeing.get(k), among))
     return Relation(
         found,
         tuple(groups),
-        p_in_place([(g.units, g.in_place) for g in groups if g.in_place is not None]),
+        p_in_place(groups),
         p_agreeing([(g.units, g.agreeing) for g in groups if g.agreeing is not None]),
         _p_close(found, sym),
+        differ,
     )
+
+
+def _with_weights(params: Network, sym: Symmetries, group: PermutationGroup) -> Tensor:
+    """The units of a group that have weights."""
+    places = [p for p in group.placements if sym.axes[p.axis].tensor in sym.compared]
+    rows = (unit_rows(params, sym, p).reshape(group.units, -1) for p in places)
+    return torch.stack([(each != 0).any(1).cpu() for each in rows]).any(0)
 
 
 def _are_sorted(a: Network, b: Network, sym: Symmetries, group: PermutationGroup) -> bool:
@@ -207,23 +247,37 @@ def law_of_fixed_points(units: int) -> NDArray[np.float64]:
     return np.array([least[min(units - k, 30)] / math.factorial(k) for k in counts]).clip(0)
 
 
-def p_in_place(counts: Sequence[tuple[int, int]]) -> float:
-    """The probability of as many units in their places, in one group or in all together.
+def bounds_of_runs(units: int) -> NDArray[np.float64]:
+    r"""Bounds of the probabilities of 0, 1, 2 ... units in order in a uniform permutation.
+
+    .. math:: P(L \ge k) \le \binom{n}{k} / k!
+
+    Args:
+        units: how many are permuted.
+    """
+    k = np.arange(units + 1)
+    logs = gammaln(units + 1) - gammaln(units - k + 1) - 2 * gammaln(k + 1)
+    return np.trim_zeros(np.exp(np.minimum(logs, 0)), "b")
+
+
+def p_in_place(groups: Sequence[SharedUnits]) -> float:
+    """The probability of as many units in place or in order, in one group or in all together.
 
     Groups are permuted independently; what is smaller, of the sum or of the best group, counts
     twice.
 
     Args:
-        counts: by group how many units there are, and how many are in their places.
+        groups: those without known places are left out.
     """
 
-    def tail(every: Sequence[tuple[int, int]]) -> float:
+    def tail(every: Sequence[SharedUnits]) -> float:
         total = np.ones(1)
-        for units, _ in every:
-            total = np.trim_zeros(np.convolve(total, law_of_fixed_points(units)), "b")
-        return float(total[sum(fixed for _, fixed in every) :].sum())
+        for g in every:
+            law = law_of_fixed_points if g.among is None else bounds_of_runs
+            total = np.trim_zeros(np.convolve(total, law(g.units)), "b")
+        return min(1.0, float(total[sum(g.in_place or 0 for g in every) :].sum()))
 
-    return _together(tail, counts)
+    return _together(tail, [g for g in groups if g.in_place is not None])
 
 
 def p_agreeing(counts: Sequence[tuple[int, int]]) -> float:
@@ -248,9 +302,7 @@ def p_agreeing(counts: Sequence[tuple[int, int]]) -> float:
     return _together(bound, counts)
 
 
-def _together(
-    p: Callable[[Sequence[tuple[int, int]]], float], counts: Sequence[tuple[int, int]]
-) -> float:
+def _together(p: Callable[[Sequence[T]], float], counts: Sequence[T]) -> float:
     """The smaller probability, of all groups together or of the best of them, by Bonferroni."""
     best = min((len(counts) * p([one]) for one in counts), default=1.0)
     return min(1.0, 2 * min(best, p(counts))) if counts else 1.0
