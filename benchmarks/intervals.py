@@ -4,7 +4,7 @@ python benchmarks/intervals.py [--splits 5] [--tables diabetes yacht] [--only "B
     [--keep FILE]
 
 With `--keep`, every split is a line of FILE, and the next call continues there. 200 splits of all
-six tables by `BnnRegressor()` alone take about 2.5 hours of one processor.
+six tables by `BnnRegressor()` alone take about half an hour of one processor.
 
 Four tables, of which a fifth is the test, and two simulations of 400 rows with known noise, tested
 on 2000 rows. "Conditional" is the least coverage of three groups of test rows: by true noise where

@@ -304,3 +304,6 @@ def intervals(rows: list[Row]) -> Table:
             cells += [f"{found['R2']:.2f}", f"{found['seconds']:.2g}"]
             table.append([f"{name}: {who}", cover, *cells])
     return table
+
+
+LAYOUTS["intervals_splits"] = intervals

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import signal
 import statistics
 import sys
@@ -175,4 +176,4 @@ def _command() -> str:
     """What was typed, without the place of the file."""
     words = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
     place = words.index("--record") if "--record" in words else len(words)
-    return " ".join(words[:place] + words[place + 2 :])
+    return shlex.join(words[:place] + words[place + 2 :])
