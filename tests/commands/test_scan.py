@@ -11,6 +11,7 @@ from PIL import Image
 from shell import code_of, failure
 
 from lightning_bnn import models
+from lightning_bnn.bank import CheckpointBank
 from weightsym import Element, discover, likeness
 from weightsym import params as P
 from weightsym.cli import main
@@ -104,6 +105,18 @@ def test_the_checkpoints_of_a_run_are_one_family(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "family: epoch=0.ckpt, epoch=1.ckpt, epoch=2.ckpt" in said
     assert "no relatives: other.safetensors" in said
+
+
+def test_a_bank_is_scanned_as_it_is(tmp_path, capsys):
+    nets = [P.of(drawn(perceptron, seed)) for seed in range(3)]
+    nets.append({n: t + 0.1 * t.std() * torch.randn_like(t) for n, t in nets[1].items()})
+    with CheckpointBank(tmp_path / "bank") as bank:
+        for net in nets:
+            bank.append(net)
+    main(["scan", str(tmp_path / "bank"), *OPTIONS])
+    said = capsys.readouterr().out
+    assert "family: network-1.safetensors, network-3.safetensors" in said
+    assert "no relatives: network-0.safetensors, network-2.safetensors" in said
 
 
 REFUSED = [

@@ -118,7 +118,7 @@ def _opened(path: Path) -> list[StoredNetwork]:
     """Open a file or folder of Hugging Face, and refuse damaged banks and folders."""
     if path.is_file() or is_hugging_face(path) or not path.exists():
         return [open_network(path)]
-    if _is_bank(path):
+    if is_bank(path):
         _reader(path).CheckpointBank(path, "r")
     else:
         for file in checkpoints.checkpoint_files(path):
@@ -126,13 +126,18 @@ def _opened(path: Path) -> list[StoredNetwork]:
     return []
 
 
-def _is_bank(path: Path) -> bool:
+def is_bank(path: Path) -> bool:
+    """Tell whether a folder is a bank of networks.
+
+    Args:
+        path: of the folder.
+    """
     return (path / "manifest.jsonl").is_file()
 
 
 def _reader(path: Path) -> ModuleType:
     """Choose the reader for a bank or a folder of checkpoints."""
-    return of_the_plug_in("bank", f"The bank {path}") if _is_bank(path) else checkpoints
+    return of_the_plug_in("bank", f"The bank {path}") if is_bank(path) else checkpoints
 
 
 def _has_members(stored: StoredNetwork, names: NetworkNames) -> bool:

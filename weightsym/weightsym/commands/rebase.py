@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from weightsym import rebase as move
 from weightsym.commands.architecture import Architecture
 from weightsym.commands.networks import build, fit_all, symmetries_in
 from weightsym.commands.outputs import Output
+from weightsym.commands.reports import Outcome
 from weightsym.files import open_network
-from weightsym.matching.rebase import rebased
 
 
 def rebase(
@@ -22,7 +23,7 @@ def rebase(
     method: Literal["reference", "mixing", "plain"] = "reference",
     others: Literal["refuse", "copy"] = "refuse",
     overwrite: bool = False,
-) -> None:
+) -> Outcome:
     """Move a fine-tuned network to another base: add what it has learnt, in the frame of that base.
 
     The old base is matched to the new one, and the difference between the fine-tuned network and
@@ -59,5 +60,7 @@ def rebase(
     sym = symmetries_in(module, *example, batch_norm=architecture.batch_norm)
     print(f"{sym}\n", flush=True)
     tuned, base, goal = files
-    moved = rebased(tuned, base, goal, sym, scale, method, architecture.seed)
+    moved = move(tuned, base, goal, sym, scale=scale, method=method, seed=architecture.seed)
     output.write(moved, moved.__getitem__)
+    settings = {"scale": scale, "method": method, "seed": architecture.seed}
+    return Outcome({"finetuned": finetuned, "old": old, "new": new, "out": out, **settings})

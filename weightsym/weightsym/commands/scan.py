@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,9 +16,11 @@ from torch import Tensor
 import weightsym
 from weightsym import Symmetries, kinship, likeness, relation
 from weightsym.commands.architecture import Architecture
+from weightsym.commands.merge import is_bank
 from weightsym.commands.networks import build, fit_all, numbers, shown, symmetries_in
 from weightsym.commands.reports import Outcome, report_file, write_report
 from weightsym.discovery.folding import folding
+from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, draft_of, open_network, read_file, save_tensors
 from weightsym.matching.moved import parked
 from weightsym.matching.relation import Verdict
@@ -45,7 +49,7 @@ def scan(
     of another architecture are named and left out. Nothing in the files is executed.
 
     Args:
-        folder: with .safetensors, .ckpt and .pt files, or folders of Hugging Face. For example:
+        folder: with .safetensors, .ckpt and .pt files, or folders of Hugging Face; or a bank. E.g.:
             weightsym scan checkpoints --network torchvision.models.resnet18 --input 1,3,224,224
         architecture: options that name the network.
         suspect: a network whose parents are looked for, in the folder or elsewhere; by default
@@ -61,7 +65,32 @@ def scan(
         raise ValueError(f"`--nearest` must be at least 1, got {nearest}.")
     if sketches is not None and Path(sketches).suffix != ".safetensors":
         raise ValueError(f"`--sketches` must be a .safetensors file, got {sketches}.")
-    shelf = _Shelf.of(Path(folder), suspect, architecture, Path(sketches) if sketches else None)
+    with _files(Path(folder)) as files:
+        return _scanned(files, architecture, suspect, nearest, sketches, target)
+
+
+@contextlib.contextmanager
+def _files(folder: Path) -> Iterator[Path]:
+    """A folder of networks, those of a bank in temporary files."""
+    if not is_bank(folder):
+        yield folder
+        return
+    bank = of_the_plug_in("bank", f"The bank {folder}")
+    with TemporaryDirectory() as files:
+        bank.export_files(bank.CheckpointBank(folder, "r"), files)
+        yield Path(files)
+
+
+def _scanned(
+    folder: Path,
+    architecture: Architecture,
+    suspect: str | None,
+    nearest: int,
+    sketches: str | None,
+    target: Path | None,
+) -> Outcome:
+    """Compare all networks of a folder, print what is found, and write it."""
+    shelf = _Shelf.of(folder, suspect, architecture, Path(sketches) if sketches else None)
     names, similar = list(shelf.networks), kinship(shelf.sketches)
     pairs = _candidates(similar, nearest, None if suspect is None else len(names) - 1)
     found = [shelf.link(*pair, similar) for pair in shown(pairs, "comparing in full")]

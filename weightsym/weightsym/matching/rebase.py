@@ -14,10 +14,9 @@ from weightsym.matching.mergeable import Frame, in_frame
 from weightsym.matching.moved import Moved
 from weightsym.networks.devices import at_least_single
 from weightsym.networks.dicts import Computed
-from weightsym.params import Params, is_weight
+from weightsym.params import is_weight
 
 
-@torch.no_grad()
 def rebase(
     finetuned: Mapping[str, Tensor],
     old: Mapping[str, Tensor],
@@ -27,13 +26,13 @@ def rebase(
     scale: float = 1.0,
     method: Frame = "reference",
     seed: int = 0,
-) -> Params:
+) -> Mapping[str, Tensor]:
     r"""Add to a base what fine-tuning has changed in another one, in the frame of the new base.
 
     .. math:: \theta = \theta_{new} + \lambda\, (g\, \theta_{tuned} - g\, \theta_{old})
 
     The element g brings the old base close to the new one. Statistics of batch norms are those of
-    the new base.
+    the new base. Each tensor is computed when it is read.
 
     References:
         Editing Models with Task Arithmetic (Ilharco et al., 2023)
@@ -62,25 +61,13 @@ def rebase(
     >>> all(torch.allclose(moved[n], w) for n, w in permute(tuned, sym, order).items())
     True
     """
-    return dict(rebased(finetuned, old, new, sym, scale, method, seed))
-
-
-def rebased(
-    finetuned: Mapping[str, Tensor],
-    old: Mapping[str, Tensor],
-    new: Mapping[str, Tensor],
-    sym: Symmetries,
-    scale: float = 1.0,
-    method: Frame = "reference",
-    seed: int = 0,
-) -> Mapping[str, Tensor]:
-    """Like `rebase`, tensor by tensor: each is computed when it is read."""
     if not is_number(scale):
         raise ValueError(f"`scale` must be a finite number, got {scale!r}.")
     check_pair(finetuned, old, sym, sorted(sym.compared))
     element = in_frame(old, new, sym, method, seed)
     moved = [Moved(network, element) for network in (finetuned, old)]
 
+    @torch.no_grad()
     def of(name: str) -> Tensor:
         base = new[name]
         if not is_weight(name, base):
