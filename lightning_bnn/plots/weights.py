@@ -57,6 +57,7 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
 
 
 _EQUAL = 1e-7
+_FARTHEST = 2**0.5  # relative distance of weights that have nothing in common
 """Relative distance below which layers are the same."""
 _NAMED = 6
 """Largest number of curves that all have names."""
@@ -99,33 +100,29 @@ def distances_figure(
     return figure
 
 
-def kinship_figure(
-    kinship: Tensor, names: Sequence[str], related: Sequence[tuple[int, int]]
-) -> Figure:
-    """How much every two networks have in common, with marks where one was made from the other.
+def family_figure(names: Sequence[str], apart: Tensor) -> Figure:
+    """Draw the tree of networks that joins the closest first, families in colours.
 
     Args:
-        kinship: correlations of all pairs.
         names: of the networks.
-        related: pairs whose comparison in full has shown it.
+        apart: relative distances of all pairs, infinite for those that are not related.
 
     >>> import torch
-    >>> figure = kinship_figure(torch.eye(3), ["a", "b", "c"], [(0, 1)])
-    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    >>> apart = torch.tensor([[0, 0.2, 9], [0.2, 0, 9], [9, 9, 0]])
+    >>> figure = family_figure(["a", "b", "c"], apart)
+    >>> sorted(text.get_text() for text in figure.axes[0].get_yticklabels())
     ['a', 'b', 'c']
     """
-    size = min(14.0, max(4.5, 2.5 + 0.3 * len(names)))
-    figure, ax = axes_of(None, (size + 0.7, size))
-    values = kinship.clone().fill_diagonal_(1).clamp(-1, 1).cpu()
-    image = ax.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
-    if related:
-        rows, columns = zip(*related, strict=True)
-        ax.scatter([*columns, *rows], [*rows, *columns], s=18, color="k", label="related")
-        figure.legend(loc="outside upper center", frameon=False)
-    if len(names) <= 60:
-        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-        ax.set_yticks(range(len(names)), names, fontsize=8)
-    figure.colorbar(image, ax=ax, shrink=0.8, label="in common, beyond what all have")
+    from scipy.cluster.hierarchy import dendrogram, linkage
+    from scipy.spatial.distance import squareform
+
+    figure, ax = axes_of(None, (7.0, min(14.0, 1.5 + 0.25 * len(names))))
+    tree = linkage(squareform(apart.clamp(max=_FARTHEST).numpy()), "single")
+    dendrogram(
+        tree, labels=list(names), orientation="left", ax=ax, no_labels=len(names) > 60,
+        color_threshold=0.999 * _FARTHEST, above_threshold_color="0.85",
+    )  # fmt: skip
+    ax.set(xlabel="relative distance after alignment", xlim=(_FARTHEST, 0))
     return figure
 
 

@@ -57,7 +57,7 @@ def scan(
         nearest: how many of the most similar networks each is compared with in full.
         sketches: file that keeps the numbers of all networks for the next scan, e.g.
             shelf.safetensors; files that are new or have changed are read again.
-        out: file for all numbers, e.g. family.json; a picture is written beside it, family.png.
+        out: file for all numbers, e.g. family.json; a tree is drawn beside it, family.png.
         overwrite: replace an existing file at --out (true or false).
     """
     target = report_file(out, overwrite)
@@ -106,7 +106,7 @@ def _scanned(
         "families": [[names[k] for k in family] for family in families(len(names), links)],
     }
     if target is not None:
-        print(write_report(target, content, lambda plots: _figure(plots, content, links)))
+        print(write_report(target, content, lambda plots: _figure(plots, names, links)))
     return Outcome(content)
 
 
@@ -321,11 +321,9 @@ def _lines(
         yield f"no relatives: {', '.join(alone)}"
 
 
-def _figure(plots: Any, content: Mapping[str, Any], links: Sequence[Link]) -> Any:
-    """Draw the kinship of all networks, family by family."""
-    order = [k for family in families(len(content["networks"]), links) for k in family]
-    names = [content["networks"][k] for k in order]
-    place = {k: row for row, k in enumerate(order)}
-    related = [(place[link.a], place[link.b]) for link in links]
-    similar = torch.tensor(content["kinship"])
-    return plots.kinship_figure(similar[order][:, order], names, related)
+def _figure(plots: Any, names: Sequence[str], links: Sequence[Link]) -> Any:
+    """Draw the tree of all networks by the distances of those that are related."""
+    apart = torch.full((len(names), len(names)), torch.inf).fill_diagonal_(0)
+    for link in links:
+        apart[link.a, link.b] = apart[link.b, link.a] = link.rest
+    return plots.family_figure(names, apart)
