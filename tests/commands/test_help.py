@@ -53,7 +53,7 @@ def test_help_lists_the_arguments_of_the_function(name, capsys):
 
 def test_every_command_that_decides_or_measures_gives_its_numbers():
     names = {n for n, (_, f) in FUNCTIONS.items() if typing.get_type_hints(f)["return"] is Outcome}
-    others = {"demo", "presets", "rebase", "reproduce", "posteriordb"}
+    others = {"demo", "presets", "reproduce", "posteriordb"}
     assert {name.split()[-1] for name in FUNCTIONS.keys() - names} == others
 
 
