@@ -64,6 +64,7 @@ class Script:
         """
         args = list(sys.argv[1:] if args is None else args)
         _let_threads_rest()
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # fewer page faults of large tensors
         if not sys.stderr.isatty():
             os.environ.setdefault("TQDM_DISABLE", "1")  # a log would hold every state of a bar
         try:

@@ -213,7 +213,7 @@ def _jointly(
     if start is not None and not only:
         state.rescale(state.free * _join(start, state.logs))
     state.mix()
-    gap = least = torch.full_like(before, torch.inf)
+    gap = least = state.gap()
     iteration = wait = 0
     while iteration < most and wait < _PATIENCE and not bool((gap <= tolerance).all()):
         state.round()

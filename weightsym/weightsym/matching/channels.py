@@ -358,6 +358,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[s
         goal, moving = b[name], a[name]
         rows, goal = moving.reshape(*moving.shape[: moving.ndim - goal.ndim], -1), goal.flatten()
         for some in column_blocks(len(goal), rows[..., :1].numel()):
-            apart = rows[..., some].double() - goal[some].to(rows.device).double()
-            total = total + apart.square().sum(-1).cpu()
+            x, y = (at_least_single(w[..., some]) for w in (rows, goal.to(rows.device)))
+            norm = torch.linalg.vector_norm(x - y, dim=-1, dtype=torch.float64)
+            total = total + norm.square().cpu()
     return total.sqrt()

@@ -22,9 +22,10 @@ from weightsym.groups.symmetries import SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.matching.match import ByWeights, ordered
-from weightsym.matching.match_all import match_all
+from weightsym.matching.match_all import match_all, with_matrices
 from weightsym.matching.moved import Moved, column_blocks, parked
 from weightsym.matching.walk import Walk, fixed_points
+from weightsym.networks.devices import at_least_single
 from weightsym.networks.dicts import shape_of
 from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight
@@ -176,9 +177,6 @@ def difference(
     first = _Step("as stored", sym, (a, b), (still, still), identity(sym))
     balanced = _Step("least mass", sym, pair, (least[0][0], least[1][0]), identity(sym))
     steps = [first, balanced] if sym.scalings or sym.shifts else [first]
-    ends = _Search(sym, method, seed).in_order(balanced)
-    matched = _closest(ends)
-    steps.append(_closest([matched, replace(balanced, name=matched.name)]))
     if any(group.rescales for group in sym.linear):
         least = [to_least_mass(w, sym, mixing=True) for w in pair]
     views = (g.view(w) for w, (g, _) in zip(pair, least, strict=True))
@@ -186,9 +184,12 @@ def difference(
     given = one, other
     prints = tuple(fingerprint_of(w, at, sym) for w, (_, at) in zip(given, least, strict=True))
     walk = Walk(one, other, sym)
+    ends = _Search(sym, method, seed).in_order(balanced, walk)
+    matched = _closest(ends)
+    steps.append(_closest([matched, replace(balanced, name=matched.name)]))
     if sym.linear:
         walked = replace(steps[-1], given=given, elements=(walk.moving.element, still))
-        steps.append(_mixed(steps[-1], ends, walked))
+        steps.append(_mixed(steps[-1], ends, walked, walk.placed))
     stages, last = tuple(step.stage for step in steps), steps[-1]
     return Difference(stages, (last.a, last.b), tuple(matched.permutations), walk.agreeing, prints)
 
@@ -259,12 +260,12 @@ def _weights(network: Network) -> list[str]:
 
 def _squares(a: Tensor, b: Tensor) -> tuple[float, float, float]:
     """The squared distance of two tensors, and their squared norms, some numbers at a time."""
-    total, rows = torch.zeros(3, dtype=torch.float64), (a.reshape(-1), b.to(a.device).reshape(-1))
+    total, rows = [0.0, 0.0, 0.0], (a.reshape(-1), b.to(a.device).reshape(-1))
     for some in column_blocks(a.numel(), 1):
-        x, y = (w[some].double() for w in rows)
-        total += torch.stack([t.square().sum().cpu() for t in (x - y, x, y)])
-    apart, mine, theirs = total.tolist()
-    return apart, mine, theirs
+        x, y = (at_least_single(w[some]) for w in rows)
+        norms = (torch.linalg.vector_norm(t, dtype=torch.float64) for t in (x - y, x, y))
+        total = [sum_ + float(norm) ** 2 for sum_, norm in zip(total, norms, strict=True)]
+    return total[0], total[1], total[2]
 
 
 def _closest(steps: Sequence[_Step]) -> _Step:
@@ -291,39 +292,49 @@ class _Search:
     method: ByWeights
     seed: int
 
-    def in_order(self, step: _Step) -> list[_Step]:
-        """Units in the order of those of the goal, with signs that fit, from several starts."""
-        shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
-        start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
-        return _until_settled(self._ends(replace(start, name=_ORDER, permutations=shuffle)))
+    def in_order(self, step: _Step, walk: Walk) -> list[_Step]:
+        """Units in the order of those of the goal, with signs that fit, from several starts.
 
-    def _ends(self, start: _Step) -> Iterator[_Step]:
+        What a walk has placed beyond doubt is not searched again.
+        """
+        placed = frozenset[int]() if step.is_small else walk.placed
+        shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
+        for k in placed:
+            shuffle[k] = walk.moving.element.permutations[k]
+        start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
+        start = replace(start, name=_ORDER, permutations=shuffle)
+        return _until_settled(self._ends(start, placed))
+
+    def _ends(self, start: _Step, placed: frozenset[int]) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
         sym = self.sym
         if sym.signs:
             steady = Element.of_values(sym, {"signs": steady_signs(start.b, sym)})
-            for candidate in sign_choices(start.a, sym):
-                end = self._matched(start.then(candidate, steady), signs=True)
-                yield self._fitted(end).then(steady, steady)
-        yield self._fitted(self._matched(start))
+            starts = [start.then(choice, steady) for choice in sign_choices(start.a, sym)]
+            for candidate in [_closest(starts)] if placed else starts:
+                end = self._matched(candidate, placed, signs=True)
+                yield self._fitted(end, placed).then(steady, steady)
+        yield self._fitted(self._matched(start, placed), placed)
 
-    def _fitted(self, best: _Step) -> _Step:
+    def _fitted(self, best: _Step, placed: frozenset[int]) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""
         for _ in range(_ROUNDS if self.sym.signs else 0):
             flipped = best.then(fitted_signs(best.a, best.b, self.sym))
-            again = [self._matched(flipped, signs=True)] if best.is_small else []
+            again = [self._matched(flipped, placed, signs=True)] if best.is_small else []
             before, best = best.apart, _closest([best, flipped, *again])
             if best.settled or best.apart >= before:
                 break
         return best
 
-    def _matched(self, step: _Step, signs: bool = False) -> _Step:
-        found = ordered(step.a, step.b, self.sym, self.method, signs, self.seed)
+    def _matched(self, step: _Step, placed: frozenset[int], signs: bool = False) -> _Step:
+        found = ordered(step.a, step.b, self.sym, self.method, signs, self.seed, placed)
         moved = compose(step.permutations, found.permutations, self.sym)
         return replace(step.then(found.element), permutations=moved)
 
 
-def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
+def _mixed(
+    best: _Step, ends: Sequence[_Step], walked: _Step, placed: frozenset[int]
+) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
     The first one starts where a walk through both has brought it, then as it stands beside the
@@ -345,16 +356,19 @@ def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
 
     def mixed() -> Iterator[_Step]:
         for start in starts():
-            end = _with_matrices(replace(start, name="channels mixed"))
+            known = placed if start is walked and not best.is_small else frozenset[int]()
+            end = _with_matrices(replace(start, name="channels mixed"), known)
             yield end
             if sym.signs:
-                yield _with_matrices(end.then(fitted_signs(end.a, end.b, sym)))
+                yield _with_matrices(end.then(fitted_signs(end.a, end.b, sym)), known)
 
     return _closest(_until_settled(mixed()))
 
 
-def _with_matrices(step: _Step) -> _Step:
-    return step.then(match_all(step.a, step.b, step.sym).element)
+def _with_matrices(step: _Step, placed: frozenset[int]) -> _Step:
+    a, b = parked(step.a, step.elements[0].moving), parked(step.b, step.elements[1].moving)
+    found = with_matrices(a, b, step.sym, placed) if placed else match_all(a, b, step.sym).element
+    return step.then(found)
 
 
 def _ratio(squares: int | float, sizes: int | float) -> float:

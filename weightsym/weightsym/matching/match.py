@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, overload
 
@@ -229,13 +229,17 @@ def ordered(
     method: ByWeights,
     signs: bool,
     seed: int,
+    placed: Collection[int] = (),
 ) -> MatchResult:
-    """Match two networks that have been checked by their weights, see `match`."""
+    """Match two networks that have been checked by their weights, see `match`.
+
+    Groups that are placed stay, and the others ascend from where they stand.
+    """
     if method not in get_args(ByWeights):
         allowed = ", ".join(get_args(ByWeights))
         raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
     search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
-    return search.by_weights(method).single()
+    return (search.beside(placed) if placed else search.by_weights(method)).single()
 
 
 def _data(
@@ -300,6 +304,13 @@ class _OrderSearch:
         elements, least = zip(*results, strict=True)
         joined = Element.joined(elements, [1] * len(elements))
         return MatchResult(joined, -torch.cat(least), ("learned",) * len(least))
+
+    def beside(self, placed: Collection[int]) -> MatchResult:
+        """Ascend by the groups that are not placed."""
+        ascent, families = self._ascent(torch.arange(self.members)), self.plan.families
+        chosen = [k for k, family in enumerate(families) if family.group not in placed]
+        ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS, chosen)
+        return MatchResult(ascent.element, self.score, ("ascent",) * self.members)
 
     def by_weights(self, method: ByWeights) -> MatchResult:
         """Try what the method says, some networks at a time, and finish in double precision."""

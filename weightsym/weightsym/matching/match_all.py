@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from weightsym.networks.devices import at_least_single
 from weightsym.params import Params
 
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
-_ROUNDS = 20
+_ROUNDS, _SWEEPS = 20, 50
 _STEEPEST = 1e6
 """Condition of a matrix that is on its way to a limit which none reaches: of spaces without full
 rank, whose channels may shrink."""
@@ -76,7 +76,7 @@ def match_all(
     batches: Iterable[Any] | None = None,
     by: By = "weights",
     permuting: bool = True,
-    sweeps: int = 50,
+    sweeps: int = _SWEEPS,
 ) -> FullMatch:
     r"""Bring a network to another by permutations and matrices together: for transformers.
 
@@ -141,6 +141,25 @@ def match_all(
     element = Element.joined(elements, [1] * len(elements)) if stacked else elements[0]
     before, after = (torch.stack(d) if stacked else d[0] for d in zip(*apart, strict=True))
     return FullMatch(element, before, after)
+
+
+def with_matrices(
+    params: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    sym: Symmetries,
+    placed: Collection[int],
+) -> Element:
+    """The element that exchanges heads and mixes channels, where other units are in order.
+
+    Args:
+        params: one network that has been checked.
+        reference: the network to come close to.
+        sym: what `discover` returned.
+        placed: the groups of permutations that stay.
+    """
+    pair = Pair(ChannelView(sym), SpaceMap(sym, frozenset(placed)), params, reference)
+    pair.run(_SWEEPS)
+    return pair.element
 
 
 # ------------------------------------------------------------ rounds

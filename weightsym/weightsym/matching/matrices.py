@@ -167,9 +167,15 @@ def all_pairs(group: LinearGroup, moments: ChannelMoments) -> Tensor:
 # ------------------------------------------------------------ permutations of spaces
 @dataclass(frozen=True, eq=False)
 class SpaceMap:
-    """The relations between permutations and matrices of one network."""
+    """The relations between permutations and matrices of one network.
+
+    Attributes:
+        sym: what `discover` returned.
+        placed: groups of permutations that stay as they are.
+    """
 
     sym: Symmetries
+    placed: frozenset[int] = frozenset()
 
     @cached_property
     def blocks(self) -> dict[int, dict[int, Tensor]]:
@@ -195,7 +201,7 @@ class SpaceMap:
     @cached_property
     def others(self) -> list[int]:
         """The groups that matrices do not replace: hidden units, and heads that share keys."""
-        taken = self.contained | self.blocks.keys()
+        taken = self.contained | self.blocks.keys() | self.placed
         return [k for k in range(len(self.sym.permutations)) if k not in taken]
 
     @cached_property

@@ -15,7 +15,7 @@ from weightsym.networks.dicts import Computed, shape_of
 
 K = TypeVar("K", bound=Hashable)
 _KEPT = 2**27  # bytes of each kind that are held at once
-_AT_ONCE = 2**21  # numbers that are converted at once
+_AT_ONCE = 2**18  # numbers that are converted at once
 
 
 class Recent(dict[K, Tensor]):

@@ -21,6 +21,8 @@ Node = tuple[str, int]
 _Rows = tuple[Placement, Tensor, Tensor]
 """The weights of the units of both networks at a place."""
 _FEWEST, _MOST = 2, 1024  # directions that units are compared in, and units that tell which
+_EXACT = 2**22  # numbers whose directions are found in double precision
+_DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
 
 
 def fixed_points(order: Tensor) -> int:
@@ -55,6 +57,15 @@ class Walk:
         waiting, left = list[Node](), self._nodes()
         while len(left) != len(waiting):
             waiting, left = left, [node for node in left if not self._visit(node)]
+
+    @property
+    def placed(self) -> frozenset[int]:
+        """The groups of permutations that are in order, none unless that is beyond doubt."""
+        sym, agreeing = self.sym, self.agreeing
+        units = sum(sym.permutations[k].units for k in agreeing)
+        if sum(agreeing.values()) < max(_DECIDED * units, 1) or sym.exchangeable_tensors:
+            return frozenset()
+        return frozenset(k for kind, k in self.sources if kind == "permutations")
 
     # -------------------------------------------------------- groups
     def _nodes(self) -> list[Node]:
@@ -152,12 +163,14 @@ class Walk:
         """The number of units that both parts of their weights match alike, None if too small."""
         parts: tuple[list[_Rows], list[_Rows]] = [], []
         for place in (p for p in places if self._is_wide(p)):
-            _, mine, theirs = self._rows(place)
-            directions = _directions(theirs)
-            if len(directions[0]) < _FEWEST:
+            seen = [
+                rows.tensor_split([rows.shape[1] // 4], 1)
+                for rows in _along_directions(*self._rows(place)[1:])
+            ]
+            if seen[0][0].shape[1] < _FEWEST:
                 return None
-            for part, some in zip(parts, directions, strict=True):
-                part.append((place, mine @ some.mT, theirs @ some.mT))
+            for part, mine, theirs in zip(parts, *seen, strict=True):
+                part.append((place, mine, theirs))
         both = [self._cosines(part) for part in parts]
         orders = [assign(cosines) for cosines in both]
         alike = orders[0] == orders[1]
@@ -209,15 +222,17 @@ class Walk:
         return frozenset(own | {k for k in across - self.signed if sym.signs[k].units == 1})
 
 
-def _directions(rows: Tensor) -> Sequence[Tensor]:
-    """The quarter of all directions in which some rows vary most, and the others."""
-    rows = rows[:_MOST]
-    is_wide = len(rows) < rows.shape[1]
-    sides = rows if is_wide else rows.mT
-    squares, vectors = torch.linalg.eigh(gram(sides, sides, torch.float64))
-    sizes, vectors = squares.flip(0).clamp_min(0).sqrt(), vectors.mT.flip(0)
-    kept = sizes > 1e-4 * sizes[0]
-    directions = vectors[kept].to(rows)
-    if is_wide:
-        directions = directions @ rows / sizes[kept, None].to(rows)
-    return directions.tensor_split([len(directions) // 4])
+def _along_directions(mine: Tensor, theirs: Tensor) -> Sequence[Tensor]:
+    """Rows of both networks along the directions in which those of the goal vary, most first."""
+    few = theirs[:_MOST]
+    is_wide = len(few) < few.shape[1]
+    sides = few if is_wide else few.mT
+    exact = few.numel() <= _EXACT
+    squares, vectors = torch.linalg.eigh(
+        gram(sides, sides, torch.float64 if exact else torch.float32).double()
+    )
+    sizes, vectors = squares.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
+    kept = sizes > (1e-4 if exact else 1e-3) * sizes[0]
+    basis = vectors[:, kept] / sizes[kept] if is_wide else vectors[:, kept]
+    return [(gram(rows, few, rows.dtype) if is_wide else rows) @ basis.to(rows)
+            for rows in (mine, theirs)]  # fmt: skip
