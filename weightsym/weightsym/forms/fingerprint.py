@@ -184,7 +184,7 @@ def _sizes_of_units(params: Mapping[str, Tensor], sym: Symmetries) -> Iterator[t
             if not _turned(sym, a, placement.positions):
                 key = (sym.first_twin(axis.tensor), axis.dim, placement.positions.shape[1])
                 sizes.setdefault(key, []).append(squares[placement.positions.to(w.device)].sum(1))
-    for (name, *_), norms in sorted(sizes.items(), key=repr):
+    for (name, *_), norms in sorted(sizes.items(), key=lambda item: repr(item[0])):
         yield name, torch.cat(norms).sqrt().sort().values.cpu()
 
 

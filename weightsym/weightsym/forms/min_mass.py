@@ -222,7 +222,7 @@ def _jointly(
         least = torch.where(gap < 0.5 * least, gap, least)
     scales, matrices = state.elements(before)
     reached = gap, iteration, state.dead(), state.attained
-    falling = _falling(state.terms, sym)
+    falling = _falling(mass_problem(state.moving, sym), sym)
     mass, minimum = before + state.still, state.terms.value + state.still
     return MinMass(mass, minimum, tuple(scales), *reached, tuple(matrices), falling)
 

@@ -163,8 +163,10 @@ class Mixing:
             cells = rows.gather(-1, index).unflatten(-1, positions.shape[-2:])
             return rows.scatter(-1, index, _mixed(matrices, cells).flatten(-2))
         flat = positions.reshape(-1)
-        if len(flat) == rows.shape[-1] and torch.equal(flat, torch.arange(len(flat)).to(flat)):
-            return _mixed(matrices, rows.unflatten(-1, positions.shape)).flatten(-2)
+        first, last = int(flat[0]), int(flat[0]) + len(flat)
+        if torch.equal(flat, torch.arange(first, last).to(flat)):
+            mixed = _mixed(matrices, rows[..., first:last].unflatten(-1, positions.shape))
+            return torch.cat([rows[..., :first], mixed.flatten(-2), rows[..., last:]], -1)
         changed = rows.clone()
         changed[..., flat] = _mixed(matrices, rows[..., positions]).flatten(-2)
         return changed

@@ -23,7 +23,7 @@ from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.matching.match import ByWeights, ordered
 from weightsym.matching.match_all import match_all, with_matrices
-from weightsym.matching.moved import Moved, column_blocks, parked
+from weightsym.matching.moved import Moved, column_blocks, paired_products, parked
 from weightsym.matching.walk import Walk, fixed_points
 from weightsym.networks.devices import at_least_single
 from weightsym.networks.dicts import shape_of
@@ -319,7 +319,10 @@ class _Search:
     def _fitted(self, best: _Step, placed: frozenset[int]) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""
         for _ in range(_ROUNDS if self.sym.signs else 0):
-            flipped = best.then(fitted_signs(best.a, best.b, self.sym))
+            signs = fitted_signs(best.a, best.b, self.sym)
+            if not signs.steps and not best.is_small:
+                break
+            flipped = best.then(signs)
             again = [self._matched(flipped, placed, signs=True)] if best.is_small else []
             before, best = best.apart, _closest([best, flipped, *again])
             if best.settled or best.apart >= before:
@@ -475,9 +478,7 @@ def _similarity(params: Network, reference: Network, sym: Symmetries, group: Sig
         name = sym.axes[placement.axis].tensor
         if name in params and is_weight(name, params[name]) and placement.exponent % 2:
             mine, theirs = (unit_rows(p, sym, placement) for p in (params, reference))
-            for some in column_blocks(*mine.shape[::-1]):
-                products = mine[:, some].double() * theirs[:, some].double()
-                total += products.sum(-1).cpu()
+            total += paired_products(theirs, mine)
     return total
 
 

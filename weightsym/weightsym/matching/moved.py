@@ -152,6 +152,20 @@ def gram(goal: Tensor, moving: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
+def paired_products(goal: Tensor, moving: Tensor) -> Tensor:
+    """The inner product of each row of a tensor with that of another, some columns at a time.
+
+    Args:
+        goal: rows ``(..., units, numbers)``.
+        moving: as many.
+    """
+    total = torch.zeros(goal.shape[:-1], dtype=torch.float64)
+    for some in column_blocks(goal.shape[-1], goal[..., 0].numel()):
+        product = at_least_single(goal[..., some]).to(moving.device) * moving[..., some]
+        total += product.sum(-1, dtype=torch.float64).cpu()
+    return total
+
+
 def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """The inner product of every member of a stack with one tensor, or with its own.
 

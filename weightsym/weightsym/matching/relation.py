@@ -7,7 +7,7 @@ second one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaincc, gammaln
-from scipy.stats import rankdata
 from torch import Tensor
 
+from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
-from weightsym.groups.units import unit_rows
 from weightsym.matching.difference import Difference, Network, difference
 from weightsym.matching.match import ByWeights
 from weightsym.matching.shapes import in_one_shape, longest_run
@@ -181,16 +180,16 @@ def relation(
     if differ and sym_b is not None:
         a, b, sym = in_one_shape(a, b, sym, sym_b)
     found = difference(a, b, sym, method=method, seed=seed)
-    groups = list[SharedUnits]()
+    groups, totals = list[SharedUnits](), [_totals(w, sym) for w in (a, b)]
     for k, (group, order) in enumerate(zip(sym.permutations, found.permutations, strict=True)):
-        there = [_with_weights(w, sym, group) if differ else order >= 0 for w in (a, b)]
+        there = [_with_weights(every, group) if differ else order >= 0 for every in totals]
         units = min(int(some.sum()) for some in there)
         if units > 1:
             whole = units == group.units
             places = (
                 fixed_points(order) if whole else longest_run(order[there[1] & there[0][order]])
             )
-            in_place = None if _are_sorted(a, b, sym, group) else places
+            in_place = None if _are_sorted(totals, group) else places
             among = None if whole else group.units
             groups.append(SharedUnits(group.name, units, in_place, found.agreeing.get(k), among))
     return Relation(
@@ -203,31 +202,55 @@ def relation(
     )
 
 
-def _with_weights(params: Network, sym: Symmetries, group: PermutationGroup) -> Tensor:
+_Totals = Mapping[int, tuple[Tensor, Tensor]]
+
+
+def _totals(params: Network, sym: Symmetries) -> _Totals:
+    """By axis that permutations move, the sum and the sum of squares at every position."""
+    result = {}
+    for a in sym.placements_by_axis("permutations"):
+        if sym.axes[a].tensor in sym.compared:
+            rows = along_axis(params[sym.axes[a].tensor], sym.axes[a], 0)[None]
+            dims = tuple(range(rows.ndim - 1))
+            sizes = torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float64)
+            result[a] = rows.sum(dims, dtype=torch.float64).cpu(), sizes.square().cpu()
+    return result
+
+
+def _of_units(totals: _Totals, place: Placement) -> list[Tensor]:
+    """The sums and the sums of squares of all units at a place."""
+    at = place.positions.flatten(1).cpu()
+    return [values[at].sum(1) for values in totals[place.axis]]
+
+
+def _with_weights(totals: _Totals, group: PermutationGroup) -> Tensor:
     """The units of a group that have weights."""
-    places = [p for p in group.placements if sym.axes[p.axis].tensor in sym.compared]
-    rows = (unit_rows(params, sym, p).reshape(group.units, -1) for p in places)
-    return torch.stack([(each != 0).any(1).cpu() for each in rows]).any(0)
+    places = [p for p in group.placements if p.axis in totals]
+    return torch.stack([_of_units(totals, p)[1] > 0 for p in places]).any(0)
 
 
-def _are_sorted(a: Network, b: Network, sym: Symmetries, group: PermutationGroup) -> bool:
+def _are_sorted(totals: Sequence[_Totals], group: PermutationGroup) -> bool:
     """True if one statistic of the weights sorts the units of both networks alike."""
-    places = [p for p in group.placements if sym.axes[p.axis].tensor in sym.compared]
+    places = [p for p in group.placements if p.axis in totals[0]]
     limit = _SORTED / max(2 * len(places), 1)
     return group.units >= _FEW and any(
         x * y > 0 and max(_p_order(x, group.units), _p_order(y, group.units)) < limit
         for place in places
-        for x, y in zip(*(_trends(w, sym, place, group.units) for w in (a, b)), strict=True)
+        for x, y in zip(*(_trends(every, place) for every in totals), strict=True)
     )
 
 
-def _trends(params: Network, sym: Symmetries, place: Placement, units: int) -> list[float]:
+def _trends(totals: _Totals, place: Placement) -> list[float]:
     """Rank correlations of the means and the norms of units with their numbers."""
-    rows = unit_rows(params, sym, place).reshape(units, -1)
-    sizes = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    sums = rows.sum(1, dtype=torch.float64)
-    ranks = [rankdata(values.cpu().numpy()) for values in (sums, sizes)]
-    return [float(np.corrcoef(r, range(units))[0, 1]) if np.ptp(r) > 0 else 0.0 for r in ranks]
+    ranks = [_ranks(values.numpy()) for values in _of_units(totals, place)]
+    numbers = range(len(place.positions))
+    return [float(np.corrcoef(r, numbers)[0, 1]) if np.ptp(r) > 0 else 0.0 for r in ranks]
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rank of every number, the mean of their ranks for equal ones."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
 
 
 def _p_order(correlation: float, units: int) -> float:

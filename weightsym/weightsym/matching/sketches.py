@@ -13,7 +13,7 @@ from torch import Tensor
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.units import unit_rows
-from weightsym.matching.moved import column_blocks, gram
+from weightsym.matching.moved import column_blocks, gram, paired_products
 
 MANY = 1024
 """Groups of as many units are matched by sketches first."""
@@ -101,11 +101,8 @@ class Sketches:
         total = torch.zeros(len(views[0].positions), dtype=torch.float64)
         for view in views:
             goal, moving = (_rows(w, self.sym, view) for w in (self.goal, self.moving))
-            for some in column_blocks(*goal.shape[::-1]):
-                part = moving[:, some].float()
-                part = part if order is None else part[order.to(part.device)]
-                product = goal[:, some].to(part).mul(part)
-                total += product.sum(1, dtype=torch.float64).cpu()
+            moving = moving if order is None else moving[order.to(moving.device)]
+            total += paired_products(goal, moving)
         return total
 
     def _table(self, views: Sequence[Placement], rows: Tensor, columns: Tensor) -> Tensor:
