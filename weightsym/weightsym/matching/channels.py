@@ -46,7 +46,7 @@ class ChannelMoments:
         moving: of the network that moves, ``(2, spaces, size, size)``.
         goal: of the reference.
         cross: of every space of the reference with every one of the network, ``(2, spaces, spaces,
-            size, size)``.
+            size, size)``, or with the one in its place only, ``(2, spaces, 1, size, size)``.
     """
 
     moving: Tensor
@@ -73,6 +73,8 @@ class ChannelMoments:
     @property
     def paired(self) -> Tensor:
         """Products of every space with the one in its place, ``(2, spaces, size, size)``."""
+        if self.cross.shape[2] == 1:
+            return self.cross[:, :, 0]
         return self.cross.diagonal(dim1=1, dim2=2).movedim(-1, 1)
 
     def reordered(self, order: Tensor) -> ChannelMoments:
@@ -87,20 +89,24 @@ class ChannelMoments:
         )
 
     @classmethod
-    def none(cls, group: LinearGroup, like: Tensor) -> ChannelMoments:
+    def none(cls, group: LinearGroup, like: Tensor, pairs: bool = True) -> ChannelMoments:
         """Of rows without a number."""
         s, n = group.spaces, group.size
         zero = like.new_zeros(2, s, n, n, dtype=torch.float64)
-        return cls(zero, zero, like.new_zeros(2, s, s, n, n, dtype=torch.float64))
+        others = s if pairs else 1
+        return cls(zero, zero, like.new_zeros(2, s, others, n, n, dtype=torch.float64))
 
 
-def _moments(moving: Tensor, goal: Tensor, side: int) -> ChannelMoments:
-    """Of rows ``(spaces, size, numbers)``, on one side."""
+def _moments(moving: Tensor, goal: Tensor, side: int, pairs: bool = True) -> ChannelMoments:
+    """Of rows ``(spaces, size, numbers)``, on one side, of all pairs of spaces or in place."""
     dtype = torch.float64 if moving.numel() <= _EXACT else at_least_single(moving).dtype
     both = [gram(rows, rows, dtype).double() for rows in (moving, goal)]
     s, n = moving.shape[:2]
-    cross = gram(goal.flatten(0, 1), moving.flatten(0, 1), dtype).double()
-    cross = cross.reshape(s, n, s, n).transpose(1, 2)
+    if pairs:
+        cross = gram(goal.flatten(0, 1), moving.flatten(0, 1), dtype).double()
+        cross = cross.reshape(s, n, s, n).transpose(1, 2)
+    else:
+        cross = gram(goal, moving, dtype).double()[:, None]
     parts = []
     for moment in (*both, cross):
         whole = moment.new_zeros(2, *moment.shape)
@@ -115,13 +121,14 @@ def weight_moments(
     sym: Symmetries,
     group: LinearGroup,
     places: Sequence[Placement],
+    pairs: bool = True,
 ) -> ChannelMoments:
-    """Moments of the weights at some places of a group."""
-    total = ChannelMoments.none(group, next(iter(reference.values())))
+    """Moments of the weights at some places of a group, of all pairs of spaces or in place."""
+    total = ChannelMoments.none(group, next(iter(reference.values())), pairs)
     for placement in places:
         w = params[sym.axes[placement.axis].tensor]
         moving, goal = unit_rows({}, sym, placement, w), unit_rows(reference, sym, placement)
-        total = total + _moments(moving, goal, int(placement.exponent == -1))
+        total = total + _moments(moving, goal, int(placement.exponent == -1), pairs)
     return total
 
 
@@ -305,12 +312,16 @@ class ChannelView:
         reference: Mapping[str, Tensor],
         observed: Sequence[ChannelMoments] | None,
         first: bool = False,
+        pairs: bool = False,
     ) -> ChannelMoments:
-        """Moments of one group: what was observed of it, and weights where nothing was."""
+        """Moments of one group: what was observed of it, and weights where nothing was.
+
+        Those of weights are of the spaces in their places, unless all pairs are asked for.
+        """
         group, sym = self.sym.linear[k], self.sym
         places = self.anchored[k] if first else group.placements
         if observed is None or not bool((observed[k].goal != 0).any()):
-            return weight_moments(params, reference, sym, group, places)
+            return weight_moments(params, reference, sym, group, places, pairs)
         if not group.rescales:
             return observed[k]
         missing = [s for s in (0, 1) if not bool((observed[k].goal[s] != 0).any())]

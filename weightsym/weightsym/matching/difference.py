@@ -335,9 +335,7 @@ class _Search:
         return replace(step.then(found.element), permutations=moved)
 
 
-def _mixed(
-    best: _Step, ends: Sequence[_Step], walked: _Step, placed: frozenset[int]
-) -> _Step:
+def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, placed: frozenset[int]) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
     The first one starts where a walk through both has brought it, then as it stands beside the
@@ -449,7 +447,7 @@ def fitted_signs(params: Network, reference: Network, sym: Symmetries) -> Elemen
         reference: another one, whose units stand in the same order.
         sym: what `discover` returned.
     """
-    moving = Moved(params, Element(sym))
+    moving, reference = (Moved(w, Element(sym)) for w in (params, reference))
     for _ in range(_SWEEPS):
         before = moving.element
         for k, group in enumerate(sym.signs):

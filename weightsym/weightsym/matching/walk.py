@@ -21,7 +21,7 @@ Node = tuple[str, int]
 _Rows = tuple[Placement, Tensor, Tensor]
 """The weights of the units of both networks at a place."""
 _FEWEST, _MOST = 2, 1024  # directions that units are compared in, and units that tell which
-_EXACT = 2**22  # numbers whose directions are found in double precision
+_EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
 
 
@@ -229,7 +229,7 @@ def _along_directions(mine: Tensor, theirs: Tensor) -> Sequence[Tensor]:
     sides = few if is_wide else few.mT
     exact = few.numel() <= _EXACT
     squares, vectors = torch.linalg.eigh(
-        gram(sides, sides, torch.float64 if exact else torch.float32).double()
+        gram(sides, sides, torch.float64 if exact else torch.float32)
     )
     sizes, vectors = squares.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
     kept = sizes > (1e-4 if exact else 1e-3) * sizes[0]
