@@ -17,7 +17,8 @@ from lightning_bnn import models
 from lightning_bnn.datamodules import Digits
 from weightsym import barrier, discover
 from weightsym import params as P
-from weightsym.matching.mergeable import HOPELESS, SURE, in_frame, least_cosine
+from weightsym.matching.match_all import in_frame
+from weightsym.matching.mergeable import HOPELESS, SURE, least_cosine
 
 
 class Residual(nn.Module):

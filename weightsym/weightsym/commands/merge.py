@@ -22,7 +22,7 @@ from weightsym.extras import of_the_plug_in
 from weightsym.files import NetworkNames, open_network
 from weightsym.matching.align import distance_to_mean
 from weightsym.matching.interpolation import mean_loss
-from weightsym.matching.mergeable import Frame, in_frame
+from weightsym.matching.match_all import Frame, in_frame
 from weightsym.matching.moved import Moved, inner_products
 from weightsym.matching.plan import plan_of
 from weightsym.matching.repair import reestimated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from weightsym.matching.plan import assign
 from weightsym.networks.devices import at_least_single
 from weightsym.params import Params
 
+Frame = Literal["plain", "reference", "mixing"]
+"""As they are, by permutations and signs, or by matrices as well: methods of `weightsym merge`."""
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 _ROUNDS, _SWEEPS = 20, 50
 _STEEPEST = 1e6
@@ -160,6 +162,25 @@ def with_matrices(
     pair = Pair(ChannelView(sym), SpaceMap(sym, frozenset(placed)), params, reference)
     pair.run(_SWEEPS)
     return pair.element
+
+
+def in_frame(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries, method: Frame, seed: int = 0
+) -> Element:
+    """Find the element that brings a network to another by a method of `weightsym merge`.
+
+    Args:
+        a: the network that moves, in memory or on disk.
+        b: the network to come close to.
+        sym: what `discover` returned.
+        method: plain moves nothing.
+        seed: of the order from which units are matched.
+    """
+    if method not in get_args(Frame):
+        raise ValueError(f"`method` must be one of {', '.join(get_args(Frame))}, got {method!r}.")
+    if method == "mixing":
+        return match_all(a, b, sym).element
+    return match(a, b, sym, signs=True, seed=seed).element if method != "plain" else Element(sym)
 
 
 # ------------------------------------------------------------ rounds

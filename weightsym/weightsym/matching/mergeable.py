@@ -14,15 +14,12 @@ from weightsym.arguments import is_number
 from weightsym.groups.element import Element
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.interpolation import Loss, barrier
-from weightsym.matching.match import match
-from weightsym.matching.match_all import match_all
+from weightsym.matching.match_all import Frame, in_frame
 from weightsym.matching.moved import Moved
 from weightsym.matching.relation import Relation, relation
 from weightsym.networks.devices import at_least_single
 from weightsym.params import Params
 
-Frame = Literal["plain", "reference", "mixing"]
-"""As they are, by permutations and signs, or by matrices as well: methods of `weightsym merge`."""
 Answer = Literal["as they are", "in one frame", "no", "cannot be told"]
 SURE, HOPELESS = 0.9, 0.25
 """Least cosines above and below which a barrier is predicted to be small or large."""
@@ -153,25 +150,6 @@ def mergeable(
         meetings.append(Meeting(method, element, least_cosine(Moved(a, element), b, sym), height))
     related = relation(a, b, sym, seed=seed) if exchangeable else None
     return Mergeable(tuple(meetings), related, tolerance)
-
-
-def in_frame(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries, method: Frame, seed: int = 0
-) -> Element:
-    """Find the element that brings a network to another by a method of `weightsym merge`.
-
-    Args:
-        a: the network that moves, in memory or on disk.
-        b: the network to come close to.
-        sym: what `discover` returned.
-        method: plain moves nothing.
-        seed: of the order from which units are matched.
-    """
-    if method not in get_args(Frame):
-        raise ValueError(f"`method` must be one of {', '.join(get_args(Frame))}, got {method!r}.")
-    if method == "mixing":
-        return match_all(a, b, sym).element
-    return match(a, b, sym, signs=True, seed=seed).element if method != "plain" else Element(sym)
 
 
 def least_cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries) -> float:

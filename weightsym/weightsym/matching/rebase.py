@@ -10,7 +10,7 @@ from torch import Tensor
 from weightsym.arguments import is_number
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.validation import check_pair
-from weightsym.matching.mergeable import Frame, in_frame
+from weightsym.matching.match_all import Frame, in_frame
 from weightsym.matching.moved import Moved
 from weightsym.networks.devices import at_least_single
 from weightsym.networks.dicts import Computed
