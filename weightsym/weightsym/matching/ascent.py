@@ -195,7 +195,7 @@ class Ascent:
         values = found.products.abs() if flips else found.products
         gain = 0.0
         if (found.order != units).any() or (flips and (factors < 0).any()):
-            gain = float((values - self.sketches.standing(views)).sum())
+            gain = float((values - self.sketches.products(views)).sum())
         better = np.array([gain > self._least(1e-6) * float(values.abs().sum())])
         return better, [order if better[0] else units[None]], factors
 

@@ -23,7 +23,7 @@ from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
 from weightsym.matching.match import ByWeights, ordered
 from weightsym.matching.match_all import match_all, with_matrices
-from weightsym.matching.moved import Moved, column_blocks, paired_products, parked
+from weightsym.matching.moved import Moved, column_blocks, inner_products, parked
 from weightsym.matching.walk import Walk, fixed_points
 from weightsym.networks.devices import at_least_single
 from weightsym.networks.dicts import shape_of
@@ -330,7 +330,7 @@ class _Search:
         return best
 
     def _matched(self, step: _Step, placed: frozenset[int], signs: bool = False) -> _Step:
-        found = ordered(step.a, step.b, self.sym, self.method, signs, self.seed, placed)
+        found, _ = ordered(step.a, step.b, self.sym, self.method, signs, self.seed, placed)
         moved = compose(step.permutations, found.permutations, self.sym)
         return replace(step.then(found.element), permutations=moved)
 
@@ -476,7 +476,7 @@ def _similarity(params: Network, reference: Network, sym: Symmetries, group: Sig
         name = sym.axes[placement.axis].tensor
         if name in params and is_weight(name, params[name]) and placement.exponent % 2:
             mine, theirs = (unit_rows(p, sym, placement) for p in (params, reference))
-            total += paired_products(theirs, mine)
+            total += inner_products(mine, theirs)
     return total
 
 

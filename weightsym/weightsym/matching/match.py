@@ -205,23 +205,6 @@ def match(
     return result if stacked else result.single()
 
 
-def ascended(
-    stack: Mapping[str, Tensor], reference: Mapping[str, Tensor], sym: Symmetries
-) -> tuple[MatchResult, bool]:
-    """Match a stack of one by coordinate ascent from where it stands.
-
-    Args:
-        stack: the network that moves.
-        reference: the network to come close to.
-        sym: what `discover` returned.
-
-    Returns:
-        The result, and True if no unit has another partner that suits it.
-    """
-    search = _OrderSearch(plan_of(sym), stack, reference, False, 0, None)
-    return search.by_weights("ascent").single(), bool(search.settled.all())
-
-
 def ordered(
     params: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
@@ -230,16 +213,20 @@ def ordered(
     signs: bool,
     seed: int,
     placed: Collection[int] = (),
-) -> MatchResult:
+) -> tuple[MatchResult, bool]:
     """Match two networks that have been checked by their weights, see `match`.
 
     Groups that are placed stay, and the others ascend from where they stand.
+
+    Returns:
+        The result, and True if no unit has another partner that suits it.
     """
     if method not in get_args(ByWeights):
         allowed = ", ".join(get_args(ByWeights))
         raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
     search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
-    return (search.beside(placed) if placed else search.by_weights(method)).single()
+    found = search.beside(placed) if placed else search.by_weights(method)
+    return found.single(), bool(search.sure.all())
 
 
 def _data(

@@ -19,7 +19,7 @@ from weightsym.matching.ascent import is_sure
 from weightsym.matching.channels import By, ChannelMoments, ChannelView, distance, view_of
 from weightsym.matching.interpolation import Loss
 from weightsym.matching.learned import HalfWay, Learning, learn, parted
-from weightsym.matching.match import Moves, ascended, match
+from weightsym.matching.match import Moves, match, ordered
 from weightsym.matching.matrices import SpaceMap, all_pairs, least_squares, nearest
 from weightsym.matching.moved import Moved
 from weightsym.matching.plan import assign
@@ -340,7 +340,7 @@ class Pair:
             return result, True
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
-            found, sure = ascended(self.params.stack, self.goal, reduced)
+            found, sure = ordered(self.params, self.goal, reduced, "ascent", False, 0)
             orders: Sequence[Tensor] = found.permutations
         else:
             moving = self._as_given()

@@ -98,11 +98,6 @@ class Moved(Mapping[str, Tensor]):
         self.element = element
         self._recent.clear()
 
-    @property
-    def stack(self) -> Mapping[str, Tensor]:
-        """The same network as a stack of one."""
-        return stack_of_one(self)
-
 
 def parked(
     network: Mapping[str, Tensor], names: Collection[str] | None = None
@@ -152,28 +147,15 @@ def gram(goal: Tensor, moving: Tensor, dtype: torch.dtype) -> Tensor:
     return total
 
 
-def paired_products(goal: Tensor, moving: Tensor) -> Tensor:
-    """The inner product of each row of a tensor with that of another, some columns at a time.
-
-    Args:
-        goal: rows ``(..., units, numbers)``.
-        moving: as many.
-    """
-    total = torch.zeros(goal.shape[:-1], dtype=torch.float64)
-    for some in column_blocks(goal.shape[-1], goal[..., 0].numel()):
-        product = at_least_single(goal[..., some]).to(moving.device) * moving[..., some]
-        total += product.sum(-1, dtype=torch.float64).cpu()
-    return total
-
-
-def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inner product of every member of a stack with one tensor, or with its own.
+def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The inner product of every member of a stack, or unit, with one tensor, or with its own.
 
     Args:
         a: of a stack.
         b: of one network or of as many.
-        dtype: in which they are multiplied.
+        dtype: in which they are multiplied, by default in single precision at least.
     """
+    dtype = dtype or torch.promote_types(a.dtype, torch.float32)
     if a.numel() <= _AT_ONCE:
         product = a.to(dtype) * b.to(a.device, dtype)
         return product.flatten(1).sum(1, dtype=torch.float64).cpu()

@@ -13,7 +13,7 @@ from torch import Tensor
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.units import unit_rows
-from weightsym.matching.moved import column_blocks, gram, paired_products
+from weightsym.matching.moved import column_blocks, gram, inner_products
 
 MANY = 1024
 """Groups of as many units are matched by sketches first."""
@@ -71,7 +71,7 @@ class Sketches:
         norms = [torch.stack([n for _, n in every]).sum(0).sqrt() for every in (goal, moving)]
         error = _DEVIATIONS / b.shape[1] ** 0.5
         order, beside = _nearest(b, a, norms[0] * error, norms[1], flips)
-        products = self._products(views, order)
+        products = self.products(views, order)
         values = products.abs() if flips else products
         counts = torch.bincount(order, minlength=len(order))
         sure = (values > beside) & (counts[order] == 1)
@@ -88,21 +88,18 @@ class Sketches:
             products[left] = table[best].to(products)
         return Partners(order.numpy(), products, not len(left))
 
-    def standing(self, views: Sequence[Placement]) -> Tensor:
-        """Inner products of all units with those in their places."""
-        return self._products(views, None)
-
     def _goal_sketch(self, view: Placement) -> tuple[Tensor, Tensor]:
         if view not in self._of_goal:
             self._of_goal[view] = _sketch(_rows(self.goal, self.sym, view), view)
         return self._of_goal[view]
 
-    def _products(self, views: Sequence[Placement], order: Tensor | None) -> Tensor:
+    def products(self, views: Sequence[Placement], order: Tensor | None = None) -> Tensor:
+        """Inner products of all units with those in their places, or in an order."""
         total = torch.zeros(len(views[0].positions), dtype=torch.float64)
         for view in views:
             goal, moving = (_rows(w, self.sym, view) for w in (self.goal, self.moving))
             moving = moving if order is None else moving[order.to(moving.device)]
-            total += paired_products(goal, moving)
+            total += inner_products(moving, goal)
         return total
 
     def _table(self, views: Sequence[Placement], rows: Tensor, columns: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from weightsym.groups.placements import LinearGroup, Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import WRITES, other_axes, unit_rows
 from weightsym.matching.matrices import SpaceMap, procrustes
-from weightsym.matching.moved import Moved, gram, paired_products
+from weightsym.matching.moved import Moved, gram, inner_products
 from weightsym.matching.plan import assign
 from weightsym.matching.sketches import MANY, Sketches
 
@@ -187,7 +187,7 @@ class Walk:
             for place in group.placements:
                 if sym.axes[place.axis].tensor in names and place.exponent % 2:
                     mine, theirs = (unit_rows(w, sym, place) for w in (self.moving, self.goal))
-                    total = total + paired_products(theirs, mine)
+                    total = total + inner_products(mine, theirs)
             signs = [torch.ones(g.units) for g in sym.signs]
             signs[k] = torch.where(total < 0, -1.0, 1.0).expand(group.units)
             step = Element.of_values(sym, {"signs": signs}, names=sym.moved_by(group))
