@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,7 +210,7 @@ def train_perceptrons(
 
     Args:
         module: the ensemble, in the precision of training.
-        loader: of all examples in one batch.
+        loader: of several batches at a time.
         batch: number of examples in a step.
         epochs: largest number of epochs.
         rate: learning rate.
@@ -224,10 +224,8 @@ def train_perceptrons(
     module.use_training_data(loader)
     for epoch in range(epochs):
         loader.set_epoch(epoch)
-        for data in loader:
-            x, y = (t if data.per_member else t.expand(members, *t.shape) for t in data[:2])
-        for some, targets in zip(x.to(vector).split(batch, 1), y.split(batch, 1), strict=True):
-            *inputs, outputs = networks.activations(some)
+        for some, targets in _batches(loader, members, batch):
+            *inputs, outputs = networks.activations(some.to(vector))
             scores = module.likelihood.score(outputs.flatten(0, 1), targets.flatten(0, 1))
             slopes = scores.view_as(outputs).div_(-some.shape[1])
             gradient = networks.gradient_of(inputs, slopes)
@@ -243,3 +241,10 @@ def train_perceptrons(
     best = networks.weights if stopping is None else stopping.weights
     for weight, trained in zip(module.state.networks.parameters(), best, strict=True):
         weight.copy_(trained)
+
+
+def _batches(loader: Any, members: int, batch: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield inputs and targets of every member, a few examples at a time."""
+    for data in loader:
+        both = (t if data.per_member else t.expand(members, *t.shape) for t in data[:2])
+        yield from zip(*(t.split(batch, 1) for t in both), strict=True)

@@ -113,11 +113,13 @@ def test_densities_are_those_of_the_mixture(targets):
 @pytest.mark.parametrize(
     ("conformal", "epochs", "rate"), [("folds", None, 0.3), ("split", 4, 0.01), (None, 4, None)]
 )
-def test_training_without_a_trainer_takes_its_steps(conformal, epochs, rate):
+def test_training_without_a_trainer_takes_its_steps(conformal, epochs, rate, monkeypatch):
+    for name, value in {"_ROWS": 50, "_PATIENCE": 1}.items():
+        monkeypatch.setattr(f"lightning_bnn.sklearn.estimator.{name}", value)
     x, y = noisy(120)
     settings = {
         "hidden": (4, 3), "epochs": epochs, "conformal": conformal, "random_state": 0,
-        "options": {"members": 5, "prior_std": 0.5}, "learning_rate": rate, "batch_size": 50,
+        "options": {"members": 5, "prior_std": 0.5}, "learning_rate": rate, "batch_size": 32,
     }  # fmt: skip
     for cls, targets in ((BnnRegressor, y), (BnnClassifier, np.digitize(y, [97, 103]))):
         plain, usual, without_prior = (
@@ -130,14 +132,11 @@ def test_training_without_a_trainer_takes_its_steps(conformal, epochs, rate):
 
 
 @pytest.mark.filterwarnings("ignore:The energy errors")  # one step of tuning is too few
-@pytest.mark.parametrize(("method", "steps"), [("MILE", 5), ("DeepEnsemble", 20)])
-def test_an_epoch_of_chains_with_all_data_is_a_transition(method, steps):
+def test_an_epoch_of_chains_with_all_data_is_a_transition():
     sampler = partial(samplers.MCLMC, steps=1, descent_steps=1, adapt_steps=1)
-    options = {"optimizer": sampler, "burn_in": 3} if method == "MILE" else {}
-    settings = {"hidden": (4,), "epochs": 5, "batch_size": None if method == "MILE" else 32}
-    settings["trainer"] = {"logger": False}
-    regressor = BnnRegressor(method, options=options, conformal=None, **settings).fit(*noisy(100))
-    assert regressor.module_.trainer.global_step == steps
+    settings = {"options": {"optimizer": sampler, "burn_in": 3}, "hidden": (4,), "epochs": 5}
+    regressor = BnnRegressor("MILE", conformal=None, **settings).fit(*noisy(100))
+    assert regressor.module_.trainer.global_step == 5
     assert regressor.module_.eval_samples == 100
 
 

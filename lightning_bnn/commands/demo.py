@@ -318,7 +318,11 @@ def _functions(reference: Population) -> list[Section]:
         "The excess, which rescaling would save.": masses.figures["excess"],
     }
     shared = {"In distribution, and on scrambled digits.": pairs.figures["pairs"]}
-    penalty = "The L2 penalty of every network, and its minimum over all rescalings of its units."
+    excess: Any = masses.tables["mass"].rows[-1][1]
+    penalty = (
+        "The L2 penalty of every network, and its minimum over all rescalings of its units: it is "
+        f"{excess.value:.2g} % above on average."
+    )
     information = (
         "Mutual information of all pairs of reference networks, in nats: zero for two copies of "
         "one function. Compare the minimum with the mean."

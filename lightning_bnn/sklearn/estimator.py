@@ -146,7 +146,8 @@ class TableEstimator(BaseEstimator):
             small = sum(p.numel() for p in network.parameters()) <= _SMALL
             with one_thread() if small else nullcontext():
                 if self._is_plain:
-                    data = _data(inputs, targets, rows, rows.train.shape[-1], seed)
+                    several = batch * max(1, _ROWS // batch)
+                    data = _data(inputs, targets, rows, several, seed)
                     rate = self.learning_rate or _RATE
                     loader = data.train_dataloader()
                     train_perceptrons(module.double(), loader, batch, epochs, rate, stopping)
