@@ -36,8 +36,15 @@ def write_block(
         tensor_of: returns a tensor of all these networks by name, as stored.
         count: number of networks, at most `rows_per_block`.
     """
-    if count * row_bytes <= _PIECE:
-        return _write_together(file, layout, row_bytes, tensor_of, count)
+    if count * row_bytes <= _PIECE:  # small networks at once
+        content, checks_of = torch.zeros(count, row_bytes, dtype=torch.uint8), list[int]()
+        for name, row in layout.items():
+            raw = bytes_of(tensor_of(name))
+            width = raw.numel() // count
+            content[:, row.offset : row.offset + width] = raw.view(count, width)
+            checks_of.append(zlib.crc32(raw.numpy().data))
+        write_all(file, content.numpy().data.cast("B"))
+        return checks_of
     checks, end = dict.fromkeys(layout, 0), file.tell() + row_bytes
     for name in sorted(layout, key=lambda name: layout[name].offset):
         for piece in _pieces(tensor_of(name)):
@@ -45,25 +52,6 @@ def write_block(
             checks[name] = zlib.crc32(piece, checks[name])
     write_all(file, bytes(end - file.tell()))
     return list(checks.values())
-
-
-def _write_together(
-    file: FileIO,
-    layout: Mapping[str, Layout],
-    row_bytes: int,
-    tensor_of: Callable[[str], Tensor],
-    count: int,
-) -> list[int]:
-    """Write small networks at once."""
-    content = torch.zeros(count, row_bytes, dtype=torch.uint8)
-    checks = []
-    for name, row in layout.items():
-        raw = bytes_of(tensor_of(name))
-        width = raw.numel() // count
-        content[:, row.offset : row.offset + width] = raw.view(count, width)
-        checks.append(zlib.crc32(raw.numpy().data))
-    write_all(file, content.numpy().data.cast("B"))
-    return checks
 
 
 def checksum(tensor: Tensor) -> int:

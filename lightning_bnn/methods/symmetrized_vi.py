@@ -56,17 +56,20 @@ class UnitsOfNetwork:
         """The layers of all sets."""
         return [layer for layers in self.sets for layer in layers]
 
+    @property
+    def period(self) -> int:
+        """The number of steps between two gradients while units can be confused, by default."""
+        return _EVERY if any(layer.units >= _MANY for layer in self.layers) else 1
+
 
 class SymmetrizedGaussians(Gaussians):
     """Gaussians whose exchangeable units are found from an example of the inputs.
 
     Attributes:
         held: the last estimate of the information and its gradient, if later steps reuse it.
-        has_reused: whether the user knows that.
     """
 
     units: UnitsOfNetwork | None = None
-    has_reused = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -143,7 +146,8 @@ class SymmetrizedVI(MFVI):
             f"{self.name}: 10^{sym.log10_permutations:.1f} permutations leave the "
             f"network as it is; {len(layers)} of {len(sym.permutations)} layers of units "
             f"{'enters' if len(layers) == 1 else 'enter'} the objective, "
-            f"{max(map(len, units.sets), default=0)} per step."
+            f"{max(map(len, units.sets), default=0)} per step, with a new gradient every "
+            f"{self.every or units.period} steps while units can be confused."
         )
         return units
 
@@ -178,7 +182,7 @@ class SymmetrizedVI(MFVI):
         self, state: SymmetrizedGaussians, drawn: Draw, number: int, run: Run
     ) -> Tensor:
         """Return the information for this step, computed or reused."""
-        every = self.every or self._default_period(state, run)
+        every = self.every or self.units(state, run).period
         if every == 1 or not torch.is_grad_enabled():
             return self.information(state, drawn, run, number)
         leaves = state.mean, state.log_std
@@ -186,7 +190,6 @@ class SymmetrizedVI(MFVI):
             estimate = self.information(state, drawn, run, number // every)
             slopes = [torch.zeros_like(t) for t in leaves]
             if estimate.requires_grad:
-                self._announce(state, run)
                 slopes = list(torch.autograd.grad(estimate.sum(), leaves, retain_graph=True))
             elif self.every is None:  # all units can be told apart, which takes little time
                 state.held.hold({})
@@ -196,19 +199,6 @@ class SymmetrizedVI(MFVI):
         value, *slopes = state.held.tensors().values()
         moved = [((t - t.detach()) * slope).sum(1) for t, slope in zip(leaves, slopes, strict=True)]
         return value + moved[0] + moved[1]
-
-    def _default_period(self, state: SymmetrizedGaussians, run: Run) -> int:
-        largest = max((layer.units for layer in self.units(state, run).layers), default=0)
-        return _EVERY if largest >= _MANY else 1
-
-    def _announce(self, state: SymmetrizedGaussians, run: Run) -> None:
-        """Tell the user once that gradients are reused without a request."""
-        if self.every is None and not state.has_reused:
-            state.has_reused = True
-            run.inform(
-                f"{self.name}: units can be confused, so that the gradient of the information is "
-                f"computed in every {_EVERY}th step (set `every=1` for all steps)."
-            )
 
     def information(
         self, state: SymmetrizedGaussians, drawn: Draw, run: Run, turn: int = 0

@@ -224,32 +224,38 @@ class _State:
                 continue
             for rows in self._numbers(index, placement):
                 several = count_ranks(places).gather(-1, places) > 1
-                tied = several.reshape(-1, several.shape[-1]).any(0).nonzero()[:, 0]
+                members = several.any(-1)
+                tied = several[members].any(0).nonzero()[:, 0]
                 if not len(tied):
                     return places
-                new, finer = _places_of_rows(*rows(tied)), torch.zeros_like(places)
-                finer[..., tied] = new.max() - new if descending else new
+                new, finer = _places_of_rows(*rows(tied, members)), torch.zeros_like(places)
+                finer[..., tied] = finer[..., tied].masked_scatter(
+                    members[..., None], new.max() - new if descending else new
+                )
                 places = _ranks(places * (finer.max() + 1) + finer)
         return places
 
     def _numbers(
         self, index: int, placement: Placement
-    ) -> Iterator[Callable[[Tensor], tuple[Tensor, Tensor]]]:
-        """Yield functions that return the values of units in one tensor, and their resolution."""
+    ) -> Iterator[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """Yield functions that return values of units and members in one tensor, and a resolution.
+
+        A mask selects the members.
+        """
         sym, group = self.sym, self.sym.permutations[index]
         twins = len(twin_places(sym, group, placement)) > 1  # in no order: they may change places
         weight = common_weight(self.params, sym, group, placement) if twins else None
 
-        def rows_of(units: Tensor, w: Tensor | None = weight) -> Tensor:
+        def rows_of(units: Tensor, members: Tensor, w: Tensor | None = weight) -> Tensor:
             positions = kept_on(placement.positions, units.device)[units]
-            return unit_rows(self.params, sym, replace(placement, positions=positions), w)
+            return unit_rows(self.params, sym, replace(placement, positions=positions), w)[members]
 
-        def sizes(units: Tensor) -> tuple[Tensor, Tensor]:
-            rows = by_kernel(rows_of(units), sym, placement).sort(-2).values.flatten(-2)
+        def sizes(units: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+            rows = by_kernel(rows_of(units, members), sym, placement).sort(-2).values.flatten(-2)
             return rows, _rounding(rows) * rows.abs().amax((-1, -2))
 
-        def in_order(units: Tensor) -> tuple[Tensor, Tensor]:
-            rows = rows_of(units, self._in_order(index, placement))
+        def in_order(units: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+            rows = rows_of(units, members, self._in_order(index, placement))
             return rows, _rounding(rows) * rows.abs().amax((-1, -2))
 
         yield sizes

@@ -136,8 +136,7 @@ def _sum(w: Tensor) -> Tensor:
     wide = torch.promote_types(w.dtype, torch.float32)
     if not w.is_floating_point():
         return w.new_zeros((), dtype=torch.float32)
-    sums = [part.sum(dtype=wide) for part in pieces(w)]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+    return torch.stack([part.sum(dtype=wide) for part in pieces(w)]).sum()
 
 
 def check_some(params: Mapping[str, Tensor], sym: Symmetries, name: str = "params") -> None:

@@ -206,8 +206,7 @@ class Ascent:
         rows, tables = np.flatnonzero(due), list[np.ndarray]()
         for of_table, table in zip(views, self.plan.families[k].tables, strict=True):
             total = self.similarity(of_table)
-            empty = (self.members, table.units, table.units)
-            every = np.zeros(empty) if total is None else total.numpy()
+            every = np.zeros((self.members, *2 * [table.units])) if total is None else total.numpy()
             tables.append(every if len(rows) == self.members else every[rows])
         values = [np.abs(t) for t in tables] if flips else tables
         solved = [assign_blocks(*each) for each in zip(*values, strict=True)]

@@ -38,10 +38,8 @@ class Recent(dict[K, Tensor]):
 
     def pop(self, key: K, default: Tensor | None = None) -> Tensor | None:  # type: ignore[override]
         """Let go of one tensor."""
-        tensor = super().pop(key, None)
-        if tensor is None:
-            return default
-        self.size -= tensor.nbytes
+        tensor = super().pop(key, default)
+        self.size -= 0 if tensor is None else tensor.nbytes
         return tensor
 
     def clear(self) -> None:
