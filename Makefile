@@ -10,6 +10,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,weightsym_fast,bnn_research,beartype.beartype
 
+# Modules that hardly any process imports, and that the first one compiles if it does
+SELDOM := /(tests?|pip|setuptools|_vendor|physics|_inductor|onnx|testing|pygments/lexers)/
+
 # Images of containers often forbid what all processes of tests would otherwise compile again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -23,7 +26,7 @@ define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --editable ./weightsym --editable ./fast --editable $(1)
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	$(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM)' $(VENV)/lib || true
 endef
 
 $(STAMP): pyproject.toml weightsym/pyproject.toml fast/pyproject.toml bnn-data/pyproject.toml research/pyproject.toml
