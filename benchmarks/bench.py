@@ -35,6 +35,8 @@ RUNS = {
     "samplers_chains": "samplers.py chains --repeats 3",
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
+    "growth": "growth.py",
+    "costs": "costs.py",
     "doctor": "doctor.py --seeds 1",
     "distil": "distil.py",
     "bayesian_adapters": "bayesian_adapters.py",

@@ -113,10 +113,26 @@ def checkpoints(rows: list[Row]) -> Table:
             numbers = [float(row["value"]) for row in mine if row["shape"] == shape]
             cells.append(f"{digits(numbers[0])} s, {numbers[1] / 1e3:.1f} GB" if numbers else "-")
             points += [(size, *numbers)] if numbers else []
-        logs = [[math.log(number) for number in column] for column in zip(*points, strict=True)]
-        ways = logs[1:] if len(points) > 1 else []
-        slopes = [f"{statistics.linear_regression(logs[0], y).slope:.2f}" for y in ways]
+        sizes_of, *ways = zip(*points, strict=True)
+        slopes = [slope(sizes_of, way) for way in ways] if len(points) > 1 else []
         table.append([f"`{command}`", *cells, ", ".join(slopes)])
+    return table
+
+
+def slope(sizes: Sequence[float], numbers: Sequence[float]) -> str:
+    """The exponent of a power law."""
+    logs = ([math.log(number) for number in column] for column in (sizes, numbers))
+    return f"{statistics.linear_regression(*logs).slope:.2f}"
+
+
+@layout
+def growth(rows: list[Row]) -> Table:
+    table = [["one thread", "grows with", "from", "to", "slope", "arithmetic"]]
+    for who, size in dict.fromkeys((row["who"], row["size"]) for row in rows):
+        mine = [row for row in rows if (row["who"], row["size"]) == (who, size)]
+        ends = (f"{thousands(r['number'])}: {shown(r['value'])}" for r in (mine[0], mine[-1]))
+        exponent = slope([row["number"] for row in mine], [row["value"] for row in mine])
+        table.append([who, size, *ends, exponent, str(mine[0]["limit"])])
     return table
 
 
@@ -226,7 +242,7 @@ def vi_steps(rows: list[Row]) -> Table:
     plain, ours = (pick(rows, who=who) for who in ("deterministic", "MFVI"))
     table = [["", "time", "/ deterministic", "/ `MFVI`"]]
     for row in rows:
-        time = shown(seconds(row) / row["steps"])
+        time = shown(seconds(row) / row.get("steps", 1))
         table.append([row["who"], time, over(row, plain), over(row, ours)])
     return table
 
@@ -272,6 +288,21 @@ def _over_seeds(rows: list[Row], title: str, numbers: dict[str, str]) -> Table:
 @layout
 def ratios(rows: list[Row]) -> Table:
     return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]
+
+
+@layout
+def costs(rows: list[Row]) -> Table:
+    plain = pick(rows, who="plain adapters")
+    table = [["what", "cost", "/ plain adapters"]]
+    for row in rows:
+        if row["what"] == "step":
+            cells = [f"{row['who']}, a step", shown(seconds(row)), over(row, plain)]
+        elif row["what"] == "import":
+            cells = [f"`{row['line']}`", shown(row["value"]), ""]
+        else:
+            cells = [f"{row['who']}, memory", f"{row['value']:.0f} {row['what']}", ""]
+        table.append(cells)
+    return table
 
 
 # ------------------------------------------------------------ doctor

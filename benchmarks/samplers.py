@@ -45,9 +45,9 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, RATE, momentum=0.9, weight_decay=1 / N, foreach=True)
 
 
-def ours(name):
+def ours(name, **settings):
     kind = getattr(samplers, name)
-    return lambda parameters: kind(parameters, lr=RATE, num_data=N, prior_precision=1.0)
+    return lambda parameters: kind(parameters, lr=RATE, num_data=N, prior_precision=1.0, **settings)
 
 
 def theirs(name):
@@ -85,9 +85,26 @@ def posteriors(x, y):
     return step
 
 
+def ivon(x, y):
+    """Weights are drawn before every gradient."""
+    net = network().to(x.device)
+    optimizer = ours("IVON")(net.parameters())
+
+    def step():
+        optimizer.perturb()
+        optimizer.zero_grad()
+        cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
 STEPS = {
     "SGD with momentum": plain(sgd),
+    "Adam": plain(partial(torch.optim.Adam, lr=RATE)),
+    "IVON": ivon,
     **{name: plain(ours(name)) for name in ("SGHMC", "SGLD", "PreconditionedSGLD")},
+    "SMILE": plain(ours("SMILE", descent_steps=0, adapt_steps=0)),
     **{f"torch-uncertainty {name}": plain(theirs(name)) for name in ("SGHMC", "SGLD")},
     "posteriors SGHMC": posteriors,
 }
