@@ -226,7 +226,7 @@ def ordered(
         raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
     search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
     found = search.beside(placed) if placed else search.by_weights(method)
-    return found.single(), bool(search.sure.all())
+    return found.single(), bool(search.settled.all())
 
 
 def _data(
