@@ -263,25 +263,16 @@ def _mass_by_hand(params):
     return minimize(mass, np.zeros(ends[-1]), jac=True, method="L-BFGS-B", options=options).fun
 
 
-def _matching(width):
-    """Enter a pair of networks of a width, one of which is permuted."""
+@compared("`match` of MLPs 784-256-256-10; numpy, layer by layer")
+def matching():
+    net = models.mlp(784, [256, 256], 10)
+    sym, a = discover(net, torch.randn(2, 784)), P.of(net)
+    b = permuted(a, sym, random_permutations(sym, torch.Generator().manual_seed(0)))
 
-    def ways():
-        net = models.mlp(64, [width, width], 10)
-        sym, a = discover(net, torch.randn(2, 64)), P.of(net)
-        b = permuted(a, sym, random_permutations(sym, torch.Generator().manual_seed(0)))
+    def ours():
+        return permuted(b, sym, match(b, a, sym, method="ascent"))["3.weight"]
 
-        def ours():
-            return permuted(b, sym, match(b, a, sym, method="ascent"))["3.weight"]
-
-        return {"ours": ours, "theirs": lambda: _matched_by_hand(a, b)}
-
-    ways.__name__ = f"match_{width}"
-    compared(f"`match` of MLPs 64-{width}-{width}-10; numpy, layer by layer")(ways)
-
-
-for _width in (32, 128, 256, 1024):
-    _matching(_width)
+    return {"ours": ours, "theirs": lambda: _matched_by_hand(a, b)}
 
 
 def _matched_by_hand(a, b):
@@ -362,44 +353,6 @@ def bank():
         "ours": lambda folder=folder: store.layer("0.weight"),  # as long as the folder is there
         "theirs": lambda: torch.stack([torch.load(f)["0.weight"] for f in files]),
     }
-
-
-@compared("20 000 MLPs into a bank; `torch.save` of their stack")
-def bank_write():
-    folder, stack = tempfile.TemporaryDirectory(), _many()
-    names = itertools.count()
-
-    def ours():
-        with CheckpointBank(f"{folder.name}/{next(names)}") as store:
-            store.extend(stack)
-            return torch.tensor(len(store))
-
-    def theirs():
-        torch.save(stack, f"{folder.name}/stack.pt")
-        return torch.tensor(P.stack_size(stack))
-
-    return {"ours": ours, "theirs": theirs}
-
-
-@compared("20 000 MLPs from a bank, with checksums; copies of a mapped file of torch")
-def bank_read():
-    folder, stack = tempfile.TemporaryDirectory(), _many()
-    with CheckpointBank(f"{folder.name}/bank") as store:
-        store.extend(stack)
-    torch.save(stack, f"{folder.name}/stack.pt")
-
-    def theirs():
-        mapped = torch.load(f"{folder.name}/stack.pt", mmap=True)
-        return {n: t.clone() for n, t in mapped.items()}["1.weight"]
-
-    return {
-        "ours": lambda: CheckpointBank(f"{folder.name}/bank", "r")[:]["1.weight"],
-        "theirs": theirs,
-    }
-
-
-def _many():
-    return P.populate(models.mlp(16, [32], 4), 20_000)
 
 
 # ------------------------------------------------------------ measuring
