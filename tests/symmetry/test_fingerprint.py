@@ -9,7 +9,7 @@ from checked_symmetries import find, moved_at_random, seeded
 from disk_networks import Experts
 
 from lightning_bnn import models
-from weightsym import Fingerprint, discover, fingerprint, min_mass, permute
+from weightsym import Fingerprint, discover, fingerprint, mass, min_mass, permute
 from weightsym import params as P
 from weightsym.forms.fingerprint import _STEP, _code, to_least_mass
 
@@ -134,3 +134,14 @@ def test_signs_are_not_seen():
     _, _, sym, params = find("mlp")
     name = largest_matrix(params)
     assert own_of("mlp").agrees(fingerprint({**params, name: -params[name]}, sym))
+
+
+def test_heads_that_matrices_balance_have_the_least_mass():
+    net = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True).double()
+    sym, w = discover(net, torch.randn(2, 5, 8).double()), P.of(net)
+    assert sym.scalings
+    assert sym.linear
+    least = min_mass(w, sym, mixing=True)
+    moved = to_least_mass(w, sym, mixing=True)[0](w)
+    assert torch.isclose(mass(moved, sym), least.minimum, rtol=1e-10)
+    assert not any(bool(units.any()) for units in least.falling)
