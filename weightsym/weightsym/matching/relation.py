@@ -98,7 +98,7 @@ class Relation:
     >>> from weightsym import discover, permute, random_permutations, relation
     >>> net = nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.Linear(32, 9))
     >>> sym, w = discover(net, torch.randn(8, 9)), P.of(net)
-    >>> copy = {n: t + 0.01 * torch.randn_like(t) for n, t in w.items()}
+    >>> copy = {n: t + 0.001 * torch.randn_like(t) for n, t in w.items()}
     >>> found = relation(permute(copy, sym, random_permutations(sym)), w, sym)
     >>> found.verdict, found.p_robust < 1e-6
     ('made from it', True)
