@@ -22,13 +22,12 @@ from weightsym import (
     rescale,
 )
 from weightsym import params as P
+from weightsym.matching import difference as difference_module
 from weightsym.matching.difference import steady_signs
-from weightsym.matching.interpolation import (
-    output_error,
-    random_inputs,
-)
+from weightsym.matching.interpolation import output_error, random_inputs
 from weightsym.matching.plan import Plan
 from weightsym.matching.relation import fixed_points
+from weightsym.matching.walk import Walk
 
 SMALL = ("mlp", "tanh mlp", "recurrent", "resnet", "self-feeding")
 MIXED = ("adapter", "stream", "centred")
@@ -217,3 +216,52 @@ def test_no_step_ends_farther_than_a_simpler_one():
     assert steps["units in order"] <= plain.stages[1].relative * (1 + 1e-9)
     assert steps["channels mixed"] <= 1.1 * steps["units in order"]
     assert max(plain.rest, moved.rest) < 0.04
+
+
+# ------------------------------------------------------------ independent networks
+class Residual(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm = nn.RMSNorm(width, elementwise_affine=False)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def residual_networks(inputs):
+    torch.manual_seed(0)
+    nets = [
+        nn.Sequential(
+            nn.Linear(inputs, 48), *(Residual(48, 256) for _ in range(3)), nn.Linear(48, 9)
+        )
+        for _ in range(2)
+    ]
+    return [*map(P.of, nets)], discover(nets[0], torch.randn(8, inputs))
+
+
+def test_large_networks_with_nothing_in_common_are_searched_once(monkeypatch):
+    """Further starts cost several times as much, and find nothing that is much closer."""
+    (a, b), sym = residual_networks(96)
+    searched = []
+    matched = difference_module.match_all
+    monkeypatch.setattr(
+        difference_module, "match_all", lambda *args: searched.append(1) or matched(*args)
+    )
+    once = difference(a, b, sym)
+    assert len(searched) == 1
+    monkeypatch.setattr(Walk, "is_apart", False)
+    often = difference(a, b, sym)
+    assert len(searched) > 2
+    assert often.rest <= once.rest * (1 + 1e-6) < 1.05 * often.rest
+    assert once.agreeing == often.agreeing
+    monkeypatch.undo()
+    assert not Walk(noisy(b, 0.01), b, sym).is_apart
+
+
+def test_a_stream_that_few_inputs_enter_is_searched_from_every_start():
+    """Nothing is found twice there, even in a copy."""
+    (_, b), sym = residual_networks(9)
+    walk = Walk(noisy(b, 0.001), b, sym)
+    assert sum(walk.agreeing.values()) < 0.05 * 768
+    assert not walk.is_apart

@@ -189,7 +189,7 @@ def difference(
     steps.append(_closest([matched, replace(balanced, name=matched.name)]))
     if sym.linear:
         walked = replace(steps[-1], given=given, elements=(walk.moving.element, still))
-        steps.append(_mixed(steps[-1], ends, walked, walk.placed))
+        steps.append(_mixed(steps[-1], ends, walked, walk))
     stages, last = tuple(step.stage for step in steps), steps[-1]
     return Difference(stages, (last.a, last.b), tuple(matched.permutations), walk.agreeing, prints)
 
@@ -276,10 +276,14 @@ def _closest(steps: Sequence[_Step]) -> _Step:
     return best
 
 
-def _until_settled(steps: Iterator[_Step]) -> list[_Step]:
-    """All ends of a search, which stops at one that is settled."""
+def _until_settled(steps: Iterator[_Step], walk: Walk) -> list[_Step]:
+    """All ends of a search, which stops at one that is settled.
+
+    Large networks that have nothing in common are no closer from another start.
+    """
     ends = [next(steps)]
-    while not ends[-1].settled and (end := next(steps, None)) is not None:
+    once = walk.is_apart and not ends[0].is_small
+    while not (once or ends[-1].settled) and (end := next(steps, None)) is not None:
         ends.append(end)
     return ends
 
@@ -303,7 +307,7 @@ class _Search:
             shuffle[k] = walk.moving.element.permutations[k]
         start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
         start = replace(start, name=_ORDER, permutations=shuffle)
-        return _until_settled(self._ends(start, placed))
+        return _until_settled(self._ends(start, placed), walk)
 
     def _ends(self, start: _Step, placed: frozenset[int]) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
@@ -335,7 +339,7 @@ class _Search:
         return replace(step.then(found.element), permutations=moved)
 
 
-def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, placed: frozenset[int]) -> _Step:
+def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, walk: Walk) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
     The first one starts where a walk through both has brought it, then as it stands beside the
@@ -357,13 +361,13 @@ def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, placed: frozenset[
 
     def mixed() -> Iterator[_Step]:
         for start in starts():
-            known = placed if start is walked and not best.is_small else frozenset[int]()
+            known = walk.placed if start is walked and not best.is_small else frozenset[int]()
             end = _with_matrices(replace(start, name="channels mixed"), known)
             yield end
             if sym.signs:
                 yield _with_matrices(end.then(fitted_signs(end.a, end.b, sym)), known)
 
-    return _closest(_until_settled(mixed()))
+    return _closest(_until_settled(mixed(), walk))
 
 
 def _with_matrices(step: _Step, placed: frozenset[int]) -> _Step:

@@ -23,6 +23,7 @@ _Rows = tuple[Placement, Tensor, Tensor]
 _FEWEST, _MOST = 2, 1024  # directions that units are compared in, and units that tell which
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
+_NONE, _ENOUGH = 0.05, 256  # or if no more are, of so many at least
 
 
 def fixed_points(order: Tensor) -> int:
@@ -43,6 +44,8 @@ class Walk:
         goal: the second one.
         sources: by group that is matched, all tensors whose numbers have decided how.
         agreeing: by group of permutations, the units that both parts match alike.
+        is_blind: True if channels were turned by fewer vectors than they are, as in a stream that
+            few inputs enter: what follows need not agree.
     """
 
     def __init__(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries) -> None:
@@ -53,6 +56,7 @@ class Walk:
         self.sources: dict[Node, frozenset[str]] = {}
         self.agreeing: dict[int, int] = {}
         self.signed: set[int] = set()
+        self.is_blind = False
         self.movers = {axis: self._movers(axis) for axis in range(len(sym.axes))}
         waiting, left = list[Node](), self._nodes()
         while len(left) != len(waiting):
@@ -66,6 +70,14 @@ class Walk:
         if sum(agreeing.values()) < max(_DECIDED * units, 1) or sym.exchangeable_tensors:
             return frozenset()
         return frozenset(k for kind, k in self.sources if kind == "permutations")
+
+    @property
+    def is_apart(self) -> bool:
+        """True if many units are compared, and hardly any of them is found twice."""
+        units = [self.sym.permutations[k].units for k in self.agreeing]
+        few = sum(self.agreeing.values()) <= _NONE * sum(units)
+        hidden = self.is_blind or bool(self.sym.exchangeable_tensors)
+        return few and sum(units) >= _ENOUGH and not hidden
 
     # -------------------------------------------------------- groups
     def _nodes(self) -> list[Node]:
@@ -134,10 +146,11 @@ class Walk:
     # -------------------------------------------------------- from what comes before
     def _turn(self, k: int, group: LinearGroup, first: Sequence[Placement]) -> None:
         """Turn spaces as Procrustes does."""
-        cross = torch.zeros((), dtype=torch.float64)
+        cross, vectors = torch.zeros((), dtype=torch.float64), 0
         for place in first:
             _, mine, theirs = self._rows(place)
-            cross = cross + (theirs @ mine.mT).double()
+            cross, vectors = cross + (theirs @ mine.mT).double(), vectors + mine.shape[-1]
+        self.is_blind |= vectors < group.size
         basis = group.basis.to(cross)
         turn = group.lifted(procrustes(basis.mT @ cross @ basis).matrices)
         both = [turn if j == k else None for j in range(len(self.sym.linear))]
