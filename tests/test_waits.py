@@ -15,7 +15,6 @@ REASONS = {
     "lightning_bnn/callbacks/mass_gap.py _log": LOOK,
     "lightning_bnn/callbacks/mass_gap.py look": LOOK,
     "lightning_bnn/methods/all_data.py _check": TRANSITION,
-    "lightning_bnn/methods/kept_networks.py finite_networks": KEPT,
     "lightning_bnn/metrics/gaussian_mixture.py components": ASKED_FOR,
     "lightning_bnn/metrics/gaussian_mixture.py values_for": ASKED_FOR,
     "lightning_bnn/metrics/kernels.py bandwidths": "few distances need sorting",

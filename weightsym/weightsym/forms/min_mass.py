@@ -221,10 +221,12 @@ def _jointly(
         wait = 0 if bool((gap < 0.5 * least).any()) else wait + 1
         least = torch.where(gap < 0.5 * least, gap, least)
     scales, matrices = state.elements(before)
-    reached = gap, iteration, state.dead(), state.attained
-    falling = _falling(mass_problem(state.moving, sym), sym)
+    found = gap, iteration, state.dead(), state.attained
+    alone, mixed = (_falling(p, sym) for p in (mass_problem(state.moving, sym), state.terms))
+    reached = state.attained[:, None]  # else the channels that matrices move have no least mass
+    falling = [torch.where(reached, *masks) for masks in zip(alone, mixed, strict=True)]
     mass, minimum = before + state.still, state.terms.value + state.still
-    return MinMass(mass, minimum, tuple(scales), *reached, tuple(matrices), falling)
+    return MinMass(mass, minimum, tuple(scales), *found, tuple(matrices), tuple(falling))
 
 
 class _Balance:

@@ -32,6 +32,7 @@ CHANCE = 1e-6
 """Probabilities below this tell that one network was made from the other."""
 EXCESS = 0.3
 """The share of units that agree beyond chance in independent networks, at most (0.2 was seen)."""
+_FAR = 0.9  # distance of tensors, of which 1.41 is that of independent ones
 _UNLIKELY = 0.05  # the probability of as many units of independent networks that agree
 _EQUAL = 1e-5  # a rest that rounding explains
 _NEAR = 1e-3  # of one tensor
@@ -55,10 +56,11 @@ class SharedUnits:
         agreeing: how many are matched alike by both parts of their weights; None where there are
             too few weights to be parted.
         among: how many units the network with more of them has, None for the same number.
+        rest: what is left between the tensors that write them, relative to their norms.
 
     >>> from weightsym import SharedUnits
     >>> SharedUnits("up.weight", 128, in_place=1, agreeing=120)
-    SharedUnits(name='up.weight', units=128, in_place=1, agreeing=120, among=None)
+    SharedUnits(name='up.weight', units=128, in_place=1, agreeing=120, among=None, rest=nan)
     """
 
     name: str
@@ -66,13 +68,15 @@ class SharedUnits:
     in_place: int | None
     agreeing: int | None
     among: int | None = None
+    rest: float = math.nan
 
     @property
     def is_apart(self) -> bool:
-        """True if enough units are compared, and hardly any is shared."""
+        """True if enough units are compared, hardly any is shared, and tensors are far apart."""
         if self.agreeing is None or p_agreeing([(self.units, self.units)]) >= CHANCE:
             return False
-        return self.agreeing < EXCESS * self.units and p_in_place([self]) > _UNLIKELY
+        is_unlike = self.agreeing < EXCESS * self.units and self.rest > _FAR
+        return is_unlike and p_in_place([self]) > _UNLIKELY
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +195,8 @@ def relation(
             )
             in_place = None if _are_sorted(totals, group) else places
             among = None if whole else group.units
-            groups.append(SharedUnits(group.name, units, in_place, found.agreeing.get(k), among))
+            agreeing, rest = found.agreeing.get(k), _rest(found, group.name)
+            groups.append(SharedUnits(group.name, units, in_place, agreeing, among, rest))
     return Relation(
         found,
         tuple(groups),
@@ -227,6 +232,13 @@ def _with_weights(totals: _Totals, group: PermutationGroup) -> Tensor:
     """The units of a group that have weights."""
     places = [p for p in group.placements if p.axis in totals]
     return torch.stack([_of_units(totals, p)[1] > 0 for p in places]).any(0)
+
+
+def _rest(found: Difference, name: str) -> float:
+    """What is left of a tensor, NaN where it is zero or not a weight."""
+    last = found.stages[-1]
+    size = last.sizes.get(name, 0.0)
+    return math.sqrt(last.squares[name] / size) if size > 0 else math.nan
 
 
 def _are_sorted(totals: Sequence[_Totals], group: PermutationGroup) -> bool:
