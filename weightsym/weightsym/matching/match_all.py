@@ -29,7 +29,7 @@ from weightsym.params import Params
 Frame = Literal["plain", "reference", "mixing"]
 """As they are, by permutations and signs, or by matrices as well: methods of `weightsym merge`."""
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
-_ROUNDS, _SWEEPS = 20, 50
+_ROUNDS, SWEEPS = 20, 50
 _STEEPEST = 1e6
 """Condition of a matrix that is on its way to a limit which none reaches: of spaces without full
 rank, whose channels may shrink."""
@@ -78,7 +78,7 @@ def match_all(
     batches: Iterable[Any] | None = None,
     by: By = "weights",
     permuting: bool = True,
-    sweeps: int = _SWEEPS,
+    sweeps: int = SWEEPS,
 ) -> FullMatch:
     r"""Bring a network to another by permutations and matrices together: for transformers.
 
@@ -160,7 +160,7 @@ def with_matrices(
         placed: the groups of permutations that stay.
     """
     pair = Pair(ChannelView(sym), SpaceMap(sym, frozenset(placed)), params, reference)
-    pair.run(_SWEEPS)
+    pair.run(SWEEPS)
     return pair.element
 
 

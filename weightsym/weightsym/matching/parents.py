@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +13,11 @@ from weightsym.forms.fingerprint import to_least_mass
 from weightsym.groups.shift_removal import without_shifts
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.channels import ChannelView
+from weightsym.matching.difference import Network
 from weightsym.matching.match import match
-from weightsym.matching.match_all import Pair
+from weightsym.matching.match_all import SWEEPS, Pair
 from weightsym.matching.matrices import SpaceMap
 from weightsym.matching.walk import Walk
-
-Network = Mapping[str, Tensor]
-_SWEEPS = 50
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def _moved(params: Network, goal: Network, sym: Symmetries, seed: int) -> Networ
         return match(params, goal, sym, signs=True, seed=seed).element.view(params)
     start = Walk(params, goal, sym).moving.element
     pair = Pair(ChannelView(sym), SpaceMap(sym), params, goal, start)
-    pair.run(_SWEEPS, anchored=False)
+    pair.run(SWEEPS, anchored=False)
     return pair.element.view(params)
 
 

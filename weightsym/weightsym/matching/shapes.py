@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from weightsym.forms.likeness import likeness
 from weightsym.groups.symmetries import Symmetries
+from weightsym.matching.difference import Network
 from weightsym.networks.dicts import Computed
 
-Network = Mapping[str, Tensor]
 _BLOCK = re.compile(r"((?:.*?\.)??)(\d+)(\..*)")  # of the outermost list
 _KINDS = ("linear", "permutations")
 
