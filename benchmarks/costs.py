@@ -35,7 +35,7 @@ IMPORTED = {
     "a method": "from lightning_bnn.modules import MFVI",
     "a sampler": "from lightning_bnn.samplers import SGHMC",
     "a metric": "from lightning_bnn.metrics import ECE",
-    "a posterior": "from lightning_bnn.posteriors import Laplace",
+    "a posterior": "from lightning_bnn.posteriors import LaplaceGaussian",
     "an estimator": "from lightning_bnn.sklearn import BnnRegressor",
     "compare": "from lightning_bnn import compare",
 }
