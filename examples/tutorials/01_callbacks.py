@@ -3,11 +3,9 @@
 # %% [markdown]
 # # Callbacks on your run
 #
-# Five callbacks look at the weights while they train, with any LightningModule. This page shows
-# what each says, and what to conclude from it.
-#
-# The module is for scikit-learn's digits. The learning rate falls to a twentieth after fifteen of
-# twenty epochs.
+# Callbacks look at the weights while they train, with any LightningModule. This page shows what
+# four of them say, and what to conclude. The data are scikit-learn's digits; the learning rate
+# falls to a twentieth after fifteen of twenty epochs.
 
 # %%
 import lightning as L
@@ -46,8 +44,8 @@ class Classifier(L.LightningModule):
 
 
 # %% [markdown]
-# With a TensorBoard logger, curves and figures would appear in TensorBoard; with this CSV logger,
-# numbers go to `metrics.csv` and figures to PNG files.
+# With a TensorBoard logger, curves and figures would appear there; with this one, numbers go to
+# `metrics.csv` and figures to PNG files.
 
 # %%
 from lightning_bnn.callbacks import (
@@ -78,12 +76,11 @@ trainer.fit(module, DataLoader(train, 50, shuffle=True), DataLoader(held_out, 50
 # %% [markdown]
 # ## PermutationTau: have the units settled?
 #
-# A *unit* is a neuron together with the weights that enter it and the weights that leave it.
-# Exchange two units of a layer, and the network computes what it did before. One can *sort* the
-# units, here by their largest incoming weight, but only once the order has come to rest. After
-# every step, `PermutationTau` compares the order of the units with the order one step before, by
-# Kendall's tau. **1 means that no two units have changed places, 0 that half of all pairs have.**
-# Each number below is a mean over ten steps; there are 26 steps in an epoch.
+# A *unit* is a neuron with the weights that enter and leave it. Exchange two units of a layer, and
+# the network computes what it did before. `PermutationTau` sorts the units of each layer by their
+# largest incoming weight, and compares the order with that one step before, by Kendall's tau: **1
+# means that no two units have changed places, 0 that half of all pairs have.** Each number is a
+# mean over ten steps; an epoch has 26.
 
 # %%
 print("step", *tau.layers, sep="  ")
@@ -91,8 +88,8 @@ for step, layers in [*tau.history[:3], tau.history[36], tau.history[-1]]:
     print(f"{step:4d}", *(f"{value:8.3f}" for value in layers), sep="  ")
 
 # %% [markdown]
-# The order changes in the first steps, a little as long as the learning rate is high, and no more
-# after the rate has dropped (step 390). What follows for you:
+# The order changes in the first steps, a little while the learning rate is high, and no more after
+# it has dropped (step 390).
 #
 # - Where tau stays near 1, sorted networks of this run, and of other runs, may be compared weight
 #   by weight. Before that, a sorted position belongs to another unit every few steps.
@@ -101,10 +98,10 @@ for step, layers in [*tau.history[:3], tau.history[36], tau.history[-1]]:
 #
 # ## MassGap: how much of the weight decay is for nothing?
 #
-# The second symmetry is one of scale. Multiply everything that enters a ReLU unit by 2, divide
-# everything that leaves it by 2, and the function is the same, but not the sum of the squares of
-# all weights, the *mass*, that weight decay penalises. The callback computes the least mass over
-# all such rescalings. The *excess* is how far the network lies above it, in per cent.
+# Multiply everything that enters a ReLU unit by 2, divide everything that leaves it by 2, and the
+# function is the same, but not the sum of squared weights, the *mass*, that weight decay penalises.
+# The callback computes the least mass over all such rescalings, and by how many per cent the
+# network exceeds it.
 
 # %%
 print("step     mass  minimum  excess")
@@ -112,14 +109,14 @@ for step, (mass, minimum, excess) in [gap.history[k] for k in (0, 9, 38, -1)]:
     print(f"{step:4d}  {mass:7.1f}  {minimum:7.1f}  {excess:5.1f} %")
 
 # %% [markdown]
-# An excess of a few per cent is harmless. With a large or growing one, weight decay acts on scales
-# without influence on the function (`lightning_bnn.symmetry.min_mass` and `rescale` give you the
-# network at the minimum).
+# A few per cent are harmless. With a large or growing excess, weight decay acts on scales without
+# influence on the function (`lightning_bnn.symmetry.min_mass` and `rescale` give you the network at
+# the minimum).
 #
 # ## PosteriorFigures: the same run, with symmetries and without
 #
-# The callback follows a few weights of the first layer, and draws them three times: as they are
-# (*raw*), with every unit scaled to norm one (*scaled*), and sorted as well (*sorted*).
+# A few weights of the first layer, as they are (*raw*), with every unit scaled to norm one
+# (*scaled*), and sorted as well (*sorted*):
 
 # %%
 import shutil
@@ -130,10 +127,10 @@ print(*sorted(path.name for path in (folder / "figures").iterdir()), sep="\n")
 shutil.copy(folder / "figures" / "posterior-trajectories-520.png", "trajectories.png")
 
 # %% [markdown]
-# On the left, weights grow. In the middle, the part of the growth that was scale is gone. On the
-# right a curve jumps when two units change places, and is calm after the learning rate has dropped.
-
-# %% [markdown]
+# On the left, weights grow. In the middle, the growth that was scale is gone. On the right a curve
+# jumps when two units change places, and is calm after the learning rate has dropped. [How to read
+# these pictures](../pictures.md) has good and bad runs side by side.
+#
 # ## CheckpointHarvester: the weights themselves
 #
 # The harvester has written the network after every epoch into a *bank*, a folder that can be read
@@ -153,7 +150,4 @@ print(f"of their mean prediction: {together:.3f}")
 
 # %% [markdown]
 # Networks of a bank can be averaged ([tutorial 4](04_symmetries.md)), compared, or turned into a
-# distribution over weights ([tutorial 3](03_comparing.md)).
-#
-# All options are in [callbacks](../callbacks.md), and [how to read these pictures](../pictures.md)
-# has good and bad runs side by side.
+# posterior ([tutorial 3](03_comparing.md)). All options are in [callbacks](../callbacks.md).

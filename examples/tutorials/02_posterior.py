@@ -4,17 +4,16 @@
 # # A posterior for your network, and what its uncertainty is good for
 #
 # Many sets of weights explain the training data about equally well, and they disagree where the
-# data say little. The *posterior* is the distribution over all of them, given the data. This
-# package approximates it in several ways, each a LightningModule that takes any `nn.Module`:
+# data say little. The *posterior* is the distribution over all of them, given the data. This page
+# approximates it in three ways, each a LightningModule for any `nn.Module`, and uses it:
 #
 # - `DeepEnsemble`: several networks, trained from different starts;
 # - `SWAG`: a Gaussian around the weights that a run visits late in its training;
 # - `SymmetrizedVI`: a Gaussian with its own width for every weight, found by optimisation
-#   (*variational inference*), for which all orders of the units of a layer count as the same
-#   network.
+#   (*variational inference*), for which all orders of the units count as the same network.
 #
-# The data are scikit-learn's digits. Three sets that are not digits any more come with them, and
-# two of digits in poor quality.
+# The data are scikit-learn's digits, with three sets that are not digits any more, and two of poor
+# quality.
 
 # %%
 from functools import partial
@@ -53,10 +52,10 @@ posteriors = {"one network": single, "ensemble": ensemble, "SWAG": swag, "VI": g
 # %% [markdown]
 # ## Predictions
 #
-# `module(x)` is the mean prediction of the posterior, here probabilities of ten classes.
-# `module.outputs((x,))` are the outputs of every network that was drawn. Three numbers say how good
-# the mean is: accuracy; *NLL*, the negative log-likelihood, which punishes confident errors (lower
-# is better); and *ECE*, by how much confidence and accuracy differ (0 is perfect).
+# `module(x)` is the mean prediction of the posterior, here probabilities of ten classes;
+# `module.outputs((x,))` are the outputs of every network drawn. *NLL*, the negative log-likelihood,
+# punishes confident errors (lower is better); *ECE* is by how much confidence and accuracy differ
+# (0 is perfect).
 
 # %%
 from lightning_bnn.metrics import ece, nll
@@ -74,15 +73,14 @@ for name, module in posteriors.items():
     print(f"{name:12s} {networks:8d}  {accuracy:8.3f}  {nll(probs, y):5.3f}  {ece(probs, y):5.3f}")
 
 # %% [markdown]
-# With 450 test digits, differences of one per cent in accuracy mean nothing. VI is the least
-# confident of the four, which costs it NLL and ECE.
+# With 450 test digits, one per cent of accuracy means nothing. VI is the least confident of the
+# four, which costs it NLL and ECE.
 #
 # ## Two kinds of uncertainty
 #
 # A prediction can be uncertain for two reasons. Either every network is torn between two classes
 # (the image is ambiguous), or the networks contradict each other (the training data have nothing
-# like it). The second part is the *mutual information* between prediction and weights: zero where
-# all networks say the same.
+# like it). The second part is the *mutual information* between prediction and weights.
 
 # %%
 from lightning_bnn.metrics import decompose_uncertainty
@@ -101,8 +99,8 @@ for name in ("ensemble", "VI"):
         print(f"{name:9s} {which:22s} {total:5.2f} = {inside:15.2f} + {between:16.2f}")
 
 # %% [markdown]
-# Both parts grow from clean digits to noisy ones and to noise. More data of that kind only reduce
-# the second part. Which digits does the ensemble find hard?
+# Both parts grow from clean digits to noise. More data of that kind only reduce the second. Which
+# digits does the ensemble find hard?
 
 # %%
 from matplotlib.figure import Figure
@@ -124,16 +122,16 @@ print(f"errors among the 45 most uncertain digits: {wrong[:45].sum()}")
 print(f"errors among the 405 others: {wrong[45:].sum()}")
 
 # %% [markdown]
-# Above, the eight test digits on which the networks disagree most, below those on which they
-# disagree least; over each image its label, and what the five networks say. The tenth of the digits
-# with the most disagreement has twice as many errors as all others together.
+# Above, the eight digits on which the networks disagree most, below those on which they disagree
+# least, with the label and what the five networks say. The tenth with the most disagreement has
+# twice as many errors as all others together.
 #
 # ## Notice inputs that are not digits
 #
-# To notice inputs of another kind (*out of distribution*, OOD), give each input a score, and raise
-# an alarm above a threshold. *AUROC* is the probability that an OOD input has a higher score than a
+# To notice inputs of another kind (*out of distribution*, OOD), give each a score, and raise an
+# alarm above a threshold. *AUROC* is the probability that an OOD input has a higher score than a
 # digit: 1 is perfect, 0.5 a coin. One network can only score by its lack of confidence; a posterior
-# can also use the mutual information.
+# also by mutual information.
 
 # %%
 from lightning_bnn.metrics import auroc, max_probability_score, mutual_information_score
@@ -168,15 +166,12 @@ histograms_figure(panels, "mutual information", 30).savefig("mutual_information.
 # Mutual information beats confidence in every pair of rows, and the ensemble and VI beat one
 # network by much. SWAG is worse than one network, which its accuracy and NLL do not show.
 #
-# In the figure the digits are at the left, with little disagreement, before the threshold of your
-# alarm.
-#
 # ## Probabilities that mean what they say
 #
-# A posterior that says 90 % should be right nine times out of ten. One number can correct it: the
-# *temperature*, by which the logits are divided. Above 1 it reduces confidence. Every module finds
-# it on half of the validation data. The other half makes *conformal sets*: for each input a set of
-# classes that holds the truth in 90 % of all cases, however good the network.
+# A posterior that says 90 % should be right nine times out of ten. One number corrects it: the
+# *temperature*, by which logits are divided. Every module finds it on half of the validation data.
+# The other half makes *conformal sets*: for each input a set of classes that holds the truth in 90
+# % of all cases, however good the network.
 
 # %%
 rows = torch.arange(len(y))
@@ -194,13 +189,12 @@ calibration.figure().savefig("reliability_of_VI_on_validation_data.png", dpi=90)
 
 # %% [markdown]
 # Three of the four were slightly too sure, and gain little. VI was far from sure enough, and gains
-# a quarter of its NLL: if you use variational inference, calibrate it. The sets hold the truth
-# about as often as promised, with less than one class on average, since some are empty.
+# a quarter of its NLL: calibrate it. The sets hold the truth about as often as promised, with less
+# than one class on average, since some are empty.
 #
 # `calibration.save("calibration.pt")` keeps it ([calibration](../calibration.md)).
-
-# %% [markdown]
+#
 # ## Which one?
 #
-# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table on this page.
+# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table here.
 # [Modules](../modules.md) has more methods, and says how posteriors are saved, loaded and exported.

@@ -4,11 +4,10 @@
 # # Comparing posteriors, with a folder of plain .pt files
 #
 # You have trained the same network several times, into a folder of `torch.save` files. Do two
-# training recipes lead to the same networks? And are these like draws of the posterior?
+# recipes lead to the same networks? And are these like draws of the posterior?
 #
-# First, some folders. A plain PyTorch loop trains perceptrons with 16 hidden units on
-# scikit-learn's digits. The weight decay is one divided by the number of examples, as for a
-# standard normal prior.
+# A plain PyTorch loop fills some folders, with perceptrons of 16 hidden units on scikit-learn's
+# digits. The weight decay is one divided by the number of examples, as for a standard normal prior.
 
 # %%
 from pathlib import Path
@@ -53,8 +52,7 @@ for folder in ("ours", "again", "short"):
 # ## A folder as a posterior
 #
 # `FromCheckpoints` makes a module of a folder, without training, and finds the names of the network
-# behind any prefix (`model.`, `net.`, ...). It predicts, tests and calibrates like any module.
-# Nothing in the files is executed.
+# behind any prefix (`model.`, `net.`, ...). Nothing in the files is executed.
 
 # %%
 import lightning as L
@@ -72,10 +70,8 @@ print(results_table({name: trainer.callback_metrics[name] for name in wanted}))
 # ## How far apart are two sets of networks?
 #
 # *MMD²* (maximum mean discrepancy, squared) measures how different two distributions are: near 0
-# for the same one, at most 2. The estimate is unbiased, so that it may be negative by chance.
-#
-# A network with near neighbours, and the same networks with their hidden units in another order,
-# show why weights alone mislead.
+# for the same one, at most 2; the estimate may be negative by chance. Neighbours of one network,
+# and the same with their hidden units in another order, show why weights alone mislead:
 
 # %%
 from lightning_bnn.metrics import mmd
@@ -95,13 +91,11 @@ for text, other in (("same order", also_near), ("another order", reordered)):
     print(f"{text:14s} MMD² of weights {raw:6.3f}, without symmetries {removed:6.3f}")
 
 # %% [markdown]
-# `canonicalise` brings every network into a standard order at standard scales, and the distance is
-# gone.
+# `canonicalise` brings every network into a standard order at standard scales.
 #
 # ## All folders in one table
 #
-# `compare` takes any number of posteriors by name, and a reference. The result has more columns and
-# cautions than are printed here. (From a shell: `lightning-bnn compare`.)
+# `compare` takes a reference, and posteriors by name. (In a shell: `lightning-bnn compare`.)
 
 # %%
 import csv
@@ -129,27 +123,24 @@ show(result.tables["predictions"].csv(), ("Acc", "NLL", "FPR95"))
 result.figures["metrics"].savefig("distances_and_predictions.png", dpi=150)
 
 # %% [markdown]
-# - *law* is the distribution over networks that a recipe leads to; the column is MMD² x 100 to that
-#   of our folder. *NS* stands for "no symmetries": canonical forms are compared.
+# - *law* is MMD² x 100 between the distributions over networks that recipes lead to; *NS* ("no
+#   symmetries") compares canonical forms.
 # - A *mode* was found independently of the rest, here a file. "One mode" takes each alone, "Multi
-#   mode" all of them together.
+#   mode" all together.
 # - *TV* is by how much the mean predictions differ from ours, in per cent of probability; *FPR95*
-#   is the share of digits that raise a false alarm when 95 % of the scrambled images are to be
-#   found.
+#   the share of digits that raise a false alarm when 95 % of the scrambled images are found.
 # - *Noise of the reference* compares parts of our folder with each other.
 #
-# **Again** cannot be told from our folder, neither by weights nor by predictions: zero is within
-# about two errors. **Short** can be told: its law is about three errors away from zero, and its
-# predictions differ by more than a tenth of the probability.
-
-# %% [markdown]
+# **Again** cannot be told from our folder: zero is within about two errors. **Short** can: its law
+# is about three errors away from zero, and its predictions differ by more than a tenth of the
+# probability.
+#
 # ## Is this the posterior?
 #
-# Trained networks are not draws of the posterior: training goes to a maximum of it, and most of the
-# posterior lies elsewhere. For a few small networks the package comes with *references*: draws by
-# long chains of Hamiltonian Monte Carlo. `gold` means that all chains agree. One of these
-# references has our network, our data and our prior. We also train a sampler, `SGHMC`, which keeps
-# moving through the posterior.
+# Training goes to a maximum of the posterior, and most of the posterior lies elsewhere. For a few
+# small networks there are *references*: draws by long chains of Hamiltonian Monte Carlo, `gold` if
+# all chains agree. One has our network, our data and our prior. We also train a sampler, `SGHMC`,
+# which keeps moving through the posterior.
 
 # %%
 import contextlib
@@ -178,12 +169,10 @@ with contextlib.redirect_stdout(io.StringIO()):
 show(Path("scored/fidelity.csv").read_text(), ("function law", "NS law", "TV", "Acc", "NLL"))
 
 # %% [markdown]
-# *Function law* is the distance between what networks predict. The last row compares the two halves
-# of the reference.
-#
-# As functions the chains cannot be told from the reference, and without symmetries their weights
-# are much closer than ours. In the mean prediction our folder is as near to the reference as the
-# chains (TV), and as accurate, within about two errors.
+# *Function law* is the distance between what networks predict. As functions the chains cannot be
+# told from the reference, and without symmetries their weights are much closer than ours. In the
+# mean prediction our folder is as near to the reference as the chains (TV), and as accurate, within
+# about two errors.
 #
 # So use trained networks for averaged predictions, and a sampler to know what the data leave open.
 # [The leaderboard](../results/leaderboard.md) scores every method in this way, and [comparing

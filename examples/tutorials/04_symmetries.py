@@ -3,10 +3,10 @@
 # %% [markdown]
 # # Finding, removing and matching symmetries, up to a transformer
 #
-# A *symmetry* of a network is a change of its weights that changes none of its outputs. This page
-# finds those of a perceptron and of a transformer. Without them, networks that were trained apart
-# can be averaged, compared, and joined by a line on which the loss stays low. A plain loop trains
-# them on scikit-learn's digits.
+# A *symmetry* of a network is a change of its weights that changes none of its outputs. Without
+# symmetries, networks that were trained apart can be averaged, compared, and joined by a line on
+# which the loss stays low. This page does so with perceptrons and transformers on scikit-learn's
+# digits.
 
 # %%
 import torch
@@ -48,9 +48,9 @@ def accuracy(network, weights=None):
 # %% [markdown]
 # ## A perceptron: find
 #
-# `discover` reads the graph of any network, with an example of its inputs. A *unit* is a neuron
-# with all weights that enter and leave it. Weights are dicts from names to tensors
-# (`params.of(network)`); several networks are one such dict, with one more dimension in front.
+# `discover` reads the graph of any network, with an example of its inputs. Weights are dicts from
+# names to tensors (`params.of(network)`); several networks are one such dict, with one more
+# dimension in front.
 
 # %%
 from lightning_bnn.symmetry import discover, verify
@@ -63,10 +63,10 @@ error = verify(network, symmetries, x)
 print("outputs change by less than a millionth:", bool(error < 1e-6))
 
 # %% [markdown]
-# There are two groups of 32 units that may be exchanged (*permutation*), and each unit may be
-# multiplied by a positive number before its ReLU and divided by it afterwards (*scaling*). So more
-# than 10^70 places in weight space have this very function. `verify` tries random ones. What
-# `discover` does not understand is listed in `symmetries.frozen`.
+# Two groups of 32 *units* (neurons with all weights that enter and leave them) may be exchanged
+# (*permutation*), and each unit may be multiplied by a positive number before its ReLU and divided
+# by it afterwards (*scaling*). So more than 10^70 places in weight space have this very function.
+# `verify` tries random ones. What `discover` does not understand is listed in `symmetries.frozen`.
 #
 # ## Remove
 #
@@ -95,13 +95,11 @@ forms = [canonicalise(w, symmetries) for w in (weights, disguised)]
 print(f"distance as stored {distance(weights, disguised):.2f}, canonical {distance(*forms):.2f}")
 
 # %% [markdown]
-# The disguised copy was recognised.
-#
 # ## Match
 #
-# Networks from other seeds have other functions, and no symmetry makes them equal; but `match`
-# finds the order of the units in which they are *closest*. The *barrier* is how far the loss rises
-# on the straight line between two networks, above the mean of both ends.
+# No symmetry makes networks from other seeds equal, but `match` finds the order of the units in
+# which they are *closest*. The *barrier* is how far the loss rises on the straight line between two
+# networks, above the mean of both ends.
 
 # %%
 from lightning_bnn.symmetry import align, barrier, match
@@ -117,8 +115,7 @@ for text, start in (("as trained", first), ("matched", moved)):
 panels = {"two perceptrons": lines}
 
 # %% [markdown]
-# The barrier falls to a fraction. `align` does this for many networks at once, all with each other.
-# Take the mean of the weights of all six networks, and run it:
+# `align` does this for many networks at once. Take the mean of the weights of all six:
 
 # %%
 stack = params.stack([params.of(one) for one in networks])
@@ -129,14 +126,13 @@ for text, six in (("as trained", stack), ("aligned", alignment.element(stack))):
     print(f"accuracy of the mean, {text:10s}: {accuracy(network, mean):.3f}")
 
 # %% [markdown]
-# Without alignment the mean guesses. Aligned, it predicts nearly as well as its parts. (`average`
+# Without alignment the mean guesses; aligned, it predicts nearly as well as its parts. (`average`
 # and `lightning-bnn merge` do this in one call.) Convolutions, BatchNorm and residual sums work in
 # the same way; a channel that goes into BatchNorm may also change its *sign*.
-
-# %% [markdown]
+#
 # ## A transformer
 #
-# Queries meet keys in a scalar product alone, so that *any* invertible matrix may be applied to the
+# Queries meet keys in a scalar product alone, so *any* invertible matrix may be applied to the
 # queries of a head, if its inverse (transposed) is applied to the keys; the same holds for values
 # and outputs. Heads can change places. And the *stream*, the vector to which every layer adds its
 # part, could be rotated as a whole, were it not for the gains of the norms.
@@ -181,8 +177,8 @@ pair = [trained(Transformer, seed, epochs=20) for seed in range(2)]
 print("accuracies:", *(f"{accuracy(one):.3f}" for one in pair))
 
 # %% [markdown]
-# To be able to rotate the stream, `fold_norms` moves the gains of the norms into the layers behind
-# them, and returns a network with the same outputs.
+# So `fold_norms` moves these gains into the layers behind them, and returns a network with the same
+# outputs.
 
 # %%
 from lightning_bnn.symmetry import fold_norms, mix, random_mixings
@@ -197,10 +193,9 @@ print(f"weights have moved by {distance(first, mixed):.1f}")
 print("outputs are the same but for rounding:", bool(change < 1e-3))
 
 # %% [markdown]
-# *block perm.* are the heads. *general* are eight 8 x 8 matrices: for each of four heads one
-# between queries and keys, and one between values and outputs. *orthogonal* are rotations and
-# reflections of the stream of 32 channels. Continuous symmetries are a tenth of all directions in
-# weight space.
+# *block perm.* are the heads. *general* are eight 8 x 8 matrices: for each head one between queries
+# and keys, and one between values and outputs. *orthogonal* are rotations and reflections of the
+# stream. Continuous symmetries are a tenth of all directions in weight space.
 #
 # `match` knows permutations only. `match_all` also applies matrices; it compares weights or, with
 # `by="activations"`, what the networks compute on a few batches.
@@ -232,10 +227,10 @@ for ax, (title, lines) in zip(figure.subplots(1, 2), panels.items(), strict=True
 figure.savefig("loss_between_networks.png", dpi=100)
 
 # %% [markdown]
-# Permutations bring the weights closer and leave the barrier as high as it was. With matrices and
-# rotations it falls to a quarter or less. Matching by activations ends lower although the distance
-# is larger. (On other pairs the order of the last two may differ;
-# [alignment](../results/alignment.md#pairs-of-transformers) has means over ten pairs.)
+# Permutations leave the barrier as high as it was; with matrices and rotations it falls to a
+# quarter or less. Matching by activations ends lower although the distance is larger. (On other
+# pairs the order of the last two may differ: [means over ten
+# pairs](../results/alignment.md#pairs-of-transformers).)
 #
 # [Symmetries](../symmetry.md) has the functions, [what discovery finds](../discovery.md) the
 # layers, and [alignment](../alignment.md) everything about matching.

@@ -4,14 +4,14 @@
 # # Populations and banks
 #
 # This page trains five thousand small networks in a few seconds, and looks at their weights as a
-# cloud; then five hundred larger ones, and at what they predict.
+# cloud, then five hundred larger ones, and at what they predict.
 #
 # ## Five thousand networks, one call
 #
 # `population` trains many independent networks side by side and stores them in a *bank*, a folder
 # with one file of networks. It takes a configuration as `lightning-bnn fit` does, or the name of a
-# preset; the command `lightning-bnn population` does the same. `two_gaussians` is a network with
-# two inputs, two hidden units and one output, which separates two classes of points in the plane.
+# preset, as does the command `lightning-bnn population`. `two_gaussians` is a network with two
+# inputs, two hidden units and one output, which separates two classes of points in the plane.
 
 # %%
 import contextlib
@@ -40,9 +40,8 @@ print("of the last network we know", {k: bank.records[-1][k] for k in ("member",
 # %% [markdown]
 # ## Weights as a picture
 #
-# A bank can be read by network (`bank[7]`, `bank[10:20]`) or by layer: `bank.layer(name)` is one
-# tensor of all networks. Here are the two weights of the last layer, one point for each network, as
-# a density.
+# `bank[7]` and `bank[10:20]` are networks, `bank.layer(name)` is one tensor of all. Here are the
+# two weights of the last layer, one point for each network, as a density.
 
 # %%
 from lightning_bnn.models import mlp
@@ -68,14 +67,13 @@ for text, pairs in forms.items():
 
 # %% [markdown]
 # On the left nearly all networks lie on a ring, which is symmetric about the dashed diagonal: units
-# 1 and 2 can be exchanged, so that every solution is there twice. In the middle, hidden units are
-# scaled to the same norm: a part of the ring was scale. On the right the units are sorted as well,
-# and each solution is there once. With 16 units there would be 16! = 2 x 10^13 copies.
+# 1 and 2 can be exchanged, so every solution is there twice. In the middle, hidden units are scaled
+# to the same norm: a part of the ring was scale. On the right they are sorted as well, and each
+# solution is there once. With 16 units there would be 16! = 2 x 10^13 copies.
 #
 # ## A population of your own network
 #
-# Any configuration whose module trains members side by side will do, here a preset for the digits
-# with sixteen hidden units and five epochs.
+# Here a preset for the digits, with sixteen hidden units and five epochs:
 
 # %%
 changes = {
@@ -92,14 +90,14 @@ same = all(torch.equal(tensor, after[7][name]) for name, tensor in before.items(
 print(after, "- network 7 is what it was:", same)
 
 # %% [markdown]
-# The same call continues after a crash. So start with hundreds, and add thousands later, on Ray or
-# Slurm if one machine is too slow ([scale](../scale.md)).
+# The same call continues after a crash, on Ray or Slurm if one machine is too slow
+# ([scale](../scale.md)).
 #
 # ## Predictions without holding them
 #
 # `stream_predictions` reads the bank block by block and keeps sums: how good each network is, what
-# all of them say together, and how much each pair disagrees (*mutual information*, 0 for two
-# networks that say the same; at most log 2 = 0.69 for a pair).
+# all say together, and how much each pair disagrees (*mutual information*, 0 for two networks that
+# say the same, at most log 2 = 0.69).
 
 # %%
 from lightning_bnn.datamodules import Digits
@@ -123,8 +121,7 @@ print(
 #
 # ## How many networks are worth averaging?
 #
-# Form groups of 1, 2, 5, ... networks, and test the mean prediction of each group. *NLL* is the
-# negative log-likelihood, lower is better.
+# Form groups of 1, 2, 5, ... networks, and test the mean prediction of each group:
 
 # %%
 from matplotlib.figure import Figure
@@ -152,8 +149,8 @@ ax.set(xlabel="networks that are averaged", ylabel="NLL, mean ± deviation")
 figure.savefig("groups_of_networks.png", dpi=100)
 
 # %% [markdown]
-# Most of the gain is there with five networks, and hardly any is left from twenty on. The spread
-# falls further: with five networks the result still depends on which five.
+# Hardly any gain is left from twenty networks on. With five, the result still depends on which
+# five.
 #
 # ## Are they different networks?
 #
@@ -165,7 +162,5 @@ print(f"mutual information of {len(pairs)} pairs, in nats: least {pairs.min():.4
 print(f"median {pairs.median():.4f}, largest {pairs.max():.4f}")
 
 # %% [markdown]
-# No pair comes close to zero: there are five hundred different functions. (`bank.blocks` goes
-# through a bank that is larger than the memory.)
-#
-# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)).
+# No pair comes close to zero: there are five hundred different functions. A bank is a posterior for
+# all other tools ([tutorial 3](03_comparing.md)).

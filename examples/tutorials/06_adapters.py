@@ -3,12 +3,12 @@
 # %% [markdown]
 # # A posterior over an adapter
 #
-# A large network is fine-tuned by a few new weights, its *adapter*. A posterior over the adapter
-# says where the fine-tuned model does not know. Here the model is a tiny BERT with random weights;
-# with `from_pretrained` every line is the same.
+# A posterior over the *adapter*, the few weights by which a large network is fine-tuned, says where
+# the fine-tuned model does not know. Here the model is a tiny BERT with random weights; with
+# `from_pretrained` every line is the same.
 #
-# The task: say for each word whether it is a *thing* or an *action*. Some words are both, and the
-# word before tells which: "the park" and "to park". A few words never occur in training.
+# The task: is each word a *thing* or an *action*? Some words are both, and the word before tells
+# which: "the park" and "to park". A few words never occur in training.
 
 # %%
 import torch
@@ -93,8 +93,8 @@ print({name: round(numbers[f"test/{name}"], 3) for name in ("acc", "nll", "seque
 print(module.memory())
 
 # %% [markdown]
-# `nll` is that of a word, `sequence_nll` that of a whole sentence, both in nats. What would the
-# same take for a model of seven billion weights? On the device `meta` nothing is allocated:
+# `nll` is that of a word, `sequence_nll` that of a sentence. What would a model of seven billion
+# weights take? On the device `meta` nothing is allocated:
 
 # %%
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -151,16 +151,14 @@ figure.savefig("what_the_networks_disagree_about.png", dpi=100)
 
 # %% [markdown]
 # Words with one meaning are certain; `the` and `to` have no label. Words with two meanings are
-# uncertain without a deciding word before, and less so with one. So is the new word `zebra` in one
-# of two places. Not every new word is: all networks share the untrained weights, and can be wrong
-# together.
+# uncertain, less so after a deciding word. So is the new word `zebra` in one of two places: all
+# networks share the untrained weights, and can be wrong together.
 #
 # ## Uncertain sentences
 #
-# The probability of all labels of a sentence is the mean over networks of a product over words. It
-# is not the product of the mean probabilities of words. `likelihood.sequences` computes it, the
-# information between sentence and network, and the share of pairs of networks that label the
-# sentence differently.
+# The probability of all labels of a sentence is the mean over networks of a product over words, not
+# the product of mean probabilities. `likelihood.sequences` computes it, the information between
+# sentence and network, and the share of pairs of networks that label the sentence differently.
 
 # %%
 from lightning_bnn.metrics import auroc
@@ -186,17 +184,15 @@ is_ood = torch.arange(len(every)) >= len(test)
 print(f"AUROC of sentences with a new word by their information: {auroc(every, is_ood):.2f}")
 
 # %% [markdown]
-# Sentences with a new word have more information and more disagreement on average. The two
-# log-likelihoods hardly differ here; where networks contradict each other, as members of an
-# ensemble do, the second is too low. For texts without labels, draw some from each network, and
-# take the mean information.
+# Sentences with a new word have more information and more disagreement. The two log-likelihoods
+# hardly differ here; where networks contradict each other, as members of an ensemble do, the second
+# is too low.
 #
 # ## Two adapters, one model
 #
 # Two colleagues fine-tune the model, each with half of the words. `merge_gaussians` multiplies
 # their posteriors, and divides by the common prior. Any matrix may stand between the factors B A of
-# an adapter, so with the symmetries that `discover` finds, the factors of one are first rotated to
-# those of the other.
+# an adapter, so with `symmetries`, the factors of one are first rotated to those of the other.
 
 # %%
 from lightning_bnn import params as P
@@ -230,8 +226,8 @@ report("by precisions, in a frame", merged.centre)
 
 # %% [markdown]
 # The merged adapter knows nearly all words. In five repetitions with other seeds the last row was
-# the best each time, although both adapters have the same start: 0.47 nats on average, against 0.64
-# by precisions alone and 0.69 by the plain average.
+# the best each time: 0.47 nats on average, against 0.64 by precisions alone and 0.69 by the plain
+# average.
 #
 # `module.member(0)` is a peft model again, with `save_pretrained` and `merge_and_unload`. More is
 # in [networks of timm and Hugging Face](../other_networks.md) and

@@ -3,9 +3,9 @@
 # %% [markdown]
 # # Along orbits, and off them
 #
-# The scales of hidden units move the weights along an *orbit*, on which no output changes. This
-# page measures how much of a run is spent there, takes it out, and counts the parameters that
-# the network uses where it ends. The network has one hidden layer, for the digits of scikit-learn.
+# Scales of hidden units move the weights along an *orbit*, on which no output changes. This page
+# measures how much of a run on scikit-learn's digits is spent there, takes it out, and counts the
+# parameters that the network uses where it ends.
 
 # %%
 import lightning as L
@@ -38,9 +38,9 @@ class Classifier(L.LightningModule):
 
 
 # %% [markdown]
-# Two callbacks watch both runs. `OrbitDrift` projects steps onto the orbit. `LearningCoefficient`
-# lets four chains wander around the network, and says by how much their loss is higher: half of the
-# number of parameters if the data determined each of them.
+# `OrbitDrift` projects steps onto the orbit. `LearningCoefficient` lets four chains wander around
+# the network, and says by how much their loss is higher: half of the number of parameters if the
+# data determined each of them.
 
 # %%
 L.seed_everything(0, verbose=False)
@@ -71,7 +71,5 @@ for horizontal in (False, True):
 # %% [markdown]
 # Without the part along the orbit the network is as accurate. The coefficient is far below half of
 # the 2410 parameters: the data determine few of them, and a Gaussian of precision 100, which holds
-# the chains, the others. It can be compared between networks if this precision and the step size
-# are the same.
-#
-# [Along orbits, and off them](../orbits.md) has the other tools, and a table of whether it helps.
+# the chains, the others. Compare it only between networks with the same precision and step size.
+# [Symmetries](../symmetry.md#along-orbits-and-off-them) has the other tools.
