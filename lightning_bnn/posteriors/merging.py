@@ -16,7 +16,15 @@ from torch import Tensor
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from weightsym import Element, Symmetries, isometric, match, match_all, without_groups
-from weightsym.params import Params, check_positive, is_weight, precise, ravel, unravel
+from weightsym.params import (
+    Params,
+    RavelSpec,
+    check_positive,
+    is_weight,
+    precise,
+    ravel,
+    unravel,
+)
 
 __all__ = ["merge_gaussians", "transform_gaussian"]
 
@@ -34,15 +42,16 @@ def merge_gaussians(
     with a Gaussian likelihood and full covariance matrices (`LaplaceGaussian` of the structure
     ``"full"``). Without ``prior_std``, means are averaged by precisions.
 
-    Networks that were trained apart differ by symmetries. If these are given, the means are first
-    matched to the first one by the symmetries that preserve an isotropic prior: permutations,
-    signs, and rotations of heads and of the factors of adapters, which keep a product B A only if
-    both turn together. After rotations the deviations are those of single weights. Symmetries that
-    would move fixed weights are left out. BatchNorm statistics are averaged: estimate them again.
+    Networks that were trained apart differ by symmetries, and adapters B A by an invertible matrix
+    between their factors. If symmetries are given, the means are first matched to the first one. A
+    prior admits only permutations, signs and rotations; without one, all matrices are used. Full
+    curvatures are moved exactly, and deviations of independent weights stay those of single
+    weights. (A product over the entries of B A would have no low rank.) Symmetries that would move
+    fixed weights are left out. BatchNorm statistics are averaged: estimate them again.
 
     Args:
         posteriors: `DiagonalGaussian`, or `LaplaceGaussian` of the structures ``"full"`` and
-            ``"diag"`` without symmetries, all over the same weights.
+            ``"diag"``, all over the same weights.
         prior_std: standard deviation of the Gaussian prior around zero that all of them have; a
             `LaplaceGaussian` with another is refused. A posterior with less precision than the
             prior contributes nothing to that weight.
@@ -67,9 +76,7 @@ def merge_gaussians(
     check_positive("prior_std", prior_std, optional=True)
     kinds = {type(p) for p in posteriors}
     if kinds == {LaplaceGaussian}:
-        if symmetries is not None:
-            raise ValueError("`symmetries` requires DiagonalGaussian, not LaplaceGaussian.")
-        return _merged_laplace(posteriors, prior_std)
+        return _merged_laplace(posteriors, prior_std, symmetries)
     if kinds != {DiagonalGaussian}:
         names = ", ".join(sorted(posterior_class.__name__ for posterior_class in kinds)) or "none"
         raise ValueError(
@@ -77,8 +84,9 @@ def merge_gaussians(
         )
     _check_alike([p.centre for p in posteriors], [{*p.spec.names} for p in posteriors])
     if symmetries is not None:
-        first = posteriors[0].centre
-        posteriors = [posteriors[0], *(_in_frame(p, first, symmetries) for p in posteriors[1:])]
+        names, isometries = posteriors[0].spec.names, prior_std is not None
+        elements = _to_first([p.centre for p in posteriors], names, symmetries, isometries)
+        posteriors = [transform_gaussian(p, g) for p, g in zip(posteriors, elements, strict=True)]
     return _product(posteriors, 0.0 if prior_std is None else prior_std**-2)
 
 
@@ -128,21 +136,21 @@ def transform_gaussian(posterior: DiagonalGaussian, element: Element) -> Diagona
     return DiagonalGaussian(element(mean), {n: spread[n].sqrt() for n in names}, names)
 
 
-def _in_frame(
-    posterior: DiagonalGaussian, reference: Params, symmetries: Symmetries
-) -> DiagonalGaussian:
-    """Match the mean of a Gaussian to a network, by isometries of the weights that vary."""
+def _to_first(
+    networks: Sequence[Params], names: Sequence[str], symmetries: Symmetries, isometries: bool
+) -> list[Element]:
+    """Match networks to the first one, by symmetries that move no fixed weight."""
     if not isinstance(symmetries, Symmetries):
         title = type(symmetries).__name__
         raise ValueError(f"`symmetries` must be a `Symmetries`, got {title}.")
-    mean, names = posterior.centre, posterior.spec.names
-    movable = {n for n, t in mean.items() if n in names or not is_weight(n, t)}
-    sym = _of_movable(isometric(symmetries), movable)
+    first, *others = networks
+    movable = {n for n, t in first.items() if n in names or not is_weight(n, t)}
+    sym = _of_movable(isometric(symmetries) if isometries else symmetries, movable)
     if sym.linear:
-        element = match_all(mean, reference, sym).element
+        found = [match_all(w, first, sym).element for w in others]
     else:
-        element = match(mean, reference, sym, signs=bool(sym.signs)).element
-    return transform_gaussian(posterior, element)
+        found = [match(w, first, sym, signs=bool(sym.signs)).element for w in others]
+    return [Element(sym), *found]
 
 
 def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:
@@ -154,9 +162,12 @@ def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:
 
 
 # ------------------------------------------------------------ Laplace approximations
-def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | None) -> Any:
+def _merged_laplace(
+    posteriors: Sequence[LaplaceGaussian], prior_std: float | None, symmetries: Symmetries | None
+) -> Any:
     """Merge the curvatures, which are those of the data alone, and the means."""
     first, every = posteriors[0], [p.constants.tensors() for p in posteriors]
+    varying = [n for b in first.blocks for n in b.names]
     _check_alike(every, [{n for b in p.blocks for n in b.names} for p in posteriors])
     if len({(p.temperature, p.last_layer, p.prediction) for p in posteriors}) > 1:
         raise ValueError("`posteriors` must have the same temperature, layers and prediction.")
@@ -164,18 +175,26 @@ def _merged_laplace(posteriors: Sequence[LaplaceGaussian], prior_std: float | No
     prior = sum(priors) if prior_std is None else prior_std**-2
     if prior_std is not None and not all(math.isclose(p, prior, rel_tol=1e-3) for p in priors):
         raise ValueError(f"`prior_std` {prior_std} does not match the precisions {priors}.")
-    mean = {**every[0], **_constants(every, [n for b in first.blocks for n in b.names])}
+    elements = None if symmetries is None else _to_first(every, varying, symmetries, True)
+    if elements is not None:
+        every = [g(network) for g, network in zip(elements, every, strict=True)]
+    mean = {**every[0], **_constants(every, varying)}
     merged = []
     for row in _rows(posteriors):
         names, like = row[0].names, row[0].eigenvalues
-        curvatures = torch.stack([_curvature(block, names, mean) for block in row])
+        spec = ravel(mean, names)[1]
+        each = [_curvature(block, names, mean) for block in row]
+        if elements is not None:
+            moved = zip(each, elements, priors, strict=True)
+            each = [_moved_curvature(h, g, spec, p) for h, g, p in moved]
+        curvatures = torch.stack(each)
         means = [precise(ravel(network, names)[0]) for network in every]
         pulls = [_times(h, m) + p * m for h, m, p in zip(curvatures, means, priors, strict=True)]
         values, left = _eigen(curvatures.sum(0), torch.finfo(like.dtype).eps)
         pull = torch.stack(pulls).sum(0)
         turned = (pull if left is None else left.mT @ pull) / _checked(values + prior)
         centre = turned if left is None else left @ turned
-        mean |= {n: t.to(mean[n]) for n, t in unravel(centre, ravel(mean, names)[1]).items()}
+        mean |= {n: t.to(mean[n]) for n, t in unravel(centre, spec).items()}
         left = None if left is None else left.to(like)
         merged.append(CurvatureBlock(names, values.view_as(like).to(like), left))
     options = first.temperature, first.prediction, first.last_layer
@@ -203,6 +222,17 @@ def _curvature(block: CurvatureBlock, names: Sequence[str], network: Params) -> 
         return values.flatten()[order]
     turned = precise(left)[order]
     return (turned * values.mT) @ turned.mT
+
+
+def _moved_curvature(curvature: Tensor, element: Element, spec: RavelSpec, prior: float) -> Tensor:
+    """Move a curvature by an isometry; of a diagonal one, the variances of single weights."""
+
+    def act(g: Element, rows: Tensor) -> Tensor:
+        return ravel(g.on_some(unravel(rows, spec)), spec.names, rows.ndim > 1)[0]
+
+    if curvature.ndim == 1:
+        return act(element.squares, (curvature + prior).reciprocal()).reciprocal() - prior
+    return act(element, act(element, curvature).mT.contiguous())
 
 
 def _eigen(curvature: Tensor, rounding: float) -> tuple[Tensor, Tensor | None]:

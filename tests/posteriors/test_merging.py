@@ -189,6 +189,84 @@ def test_copies_in_other_frames_are_merged_to_one_function(network, inputs, kind
     assert not torch.allclose(outputs, wrong, rtol=0.1, atol=0.1)
 
 
+# ------------------------------------------------------------ adapters
+def factors(seed):
+    """The factors of an adapter of rank 2, balanced as those of a posterior with a prior are."""
+    left, values, right = torch.linalg.svd(torch.randn(3, 3, generator=generator(seed)).double())
+    roots = values[:2].sqrt()
+    return {"0.weight": roots[:, None] * right[:2], "1.weight": left[:, :2] * roots}
+
+
+def frames(angles, flip):
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([cos, -sin * flip, sin, cos * flip], -1).unflatten(-1, (2, 2))
+
+
+def turned(w, frame):
+    return {"0.weight": frame @ w["0.weight"], "1.weight": w["1.weight"] @ frame.mT}
+
+
+def in_any_frame(posterior, w):
+    """Log-density of a Gaussian that is averaged over all rotations and reflections."""
+    angles = torch.arange(240).double() * math.pi / 120
+    every = torch.cat([frames(angles, flip) for flip in (1, -1)])[:, None]
+    rows = {n: t.flatten(0, 1) for n, t in turned(w, every).items()}
+    return posterior.log_prob(rows).detach().unflatten(0, (480, -1)).logsumexp(0)
+
+
+def moments(w, log_weights):
+    """Mean and deviation of what an adapter adds, and the number of draws that count."""
+    weights, products = log_weights.softmax(0).double(), w["1.weight"] @ w["0.weight"]
+    mean = torch.einsum("k,kij->ij", weights, products)
+    square = torch.einsum("k,kij->ij", weights, (products - mean).square())
+    return mean.detach(), square.sqrt().detach(), 1 / weights.square().sum()
+
+
+def as_laplace(full):
+    def make(mean, stds):
+        values = torch.cat([t.flatten() for t in stds.values()]).pow(-2) - 1
+        left = torch.eye(len(values), dtype=values.dtype) if full else None
+        return LaplaceGaussian(mean, [CurvatureBlock(tuple(mean), values[:, None], left)])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(DiagonalGaussian, 0.5), (as_laplace(False), 0.5), (as_laplace(True), 0.2)]
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_adapters_in_other_frames_have_the_moments_of_the_product(kind, error, seed):
+    g, centre, clients = generator(50 + seed), factors(seed), []
+    for angle, flip in ((0.0, 1), (1.1, -1), (2.5, 1)):
+        near = {n: t + 0.03 * torch.randn(t.shape, generator=g) for n, t in centre.items()}
+        stds = {n: 0.03 + 0.05 * torch.rand(t.shape, generator=g).double() for n, t in near.items()}
+        clients.append(kind(turned(near, frames(torch.tensor(angle).double(), flip)), stds))
+    net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)).double()
+    sym = discover(net, torch.randn(2, 3).double())
+    merged, naive = (merge_gaussians(clients, 1.0, s).sample(20_000, g) for s in (sym, None))
+    proposal = DiagonalGaussian.fit(merged)
+    w = proposal.sample(1000, g)
+    prior = DiagonalGaussian({n: torch.zeros_like(t) for n, t in centre.items()}, 1.0)
+    product = sum(in_any_frame(q, w) for q in clients) - 2 * prior.log_prob(w)
+    mean, std, count = moments(w, product - in_any_frame(proposal, w))
+    (found, spread, _), (wrong, *_) = (moments(d, torch.zeros(20_000)) for d in (merged, naive))
+    assert count > 150
+    assert ((found - mean).abs() < error * std).all()
+    torch.testing.assert_close(spread, std, rtol=0.2, atol=0)
+    assert ((wrong - mean).abs() > 10 * std).any()
+
+
+def test_any_matrix_may_stand_between_factors_unless_there_is_a_prior():
+    net, x = adapter(), torch.randn(7, 6)
+    sym, posterior = discover(net, x), gaussian(net)
+    stretch = Element.of_groups(sym, matrices=random_mixings(sym, generator(4)))
+    copies = [posterior, transform_gaussian(posterior, stretch)]
+    merged, held = (merge_gaussians(copies, s, sym).centre for s in (None, 30.0))
+    outputs, found, wrong = P.apply(net, P.stack([posterior.centre, merged, held]), x)
+    torch.testing.assert_close(found, outputs, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(wrong, outputs, rtol=0.1, atol=0.1)
+
+
 def test_statistics_are_averaged_and_what_is_held_fixed_must_be_the_same():
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     first, second = P.of(net), {n: t + 2 if "running" in n else t for n, t in P.of(net).items()}
@@ -250,7 +328,7 @@ PRIOR_OF = "`prior_std` {} does not match the precisions .*{}".format
         ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
         ([A, A], {"prior_std": 0.05}, "a lower precision than `prior_std` 0.05"),
         ([A, A], {"symmetries": 3}, "`symmetries` must be a `Symmetries`, got int"),
-        ([by_curvature()], {"symmetries": 3}, "`symmetries` requires DiagonalGaussian"),
+        ([by_curvature()], {"symmetries": 3}, "`symmetries` must be a `Symmetries`, got int"),
         ([by_curvature()] * 2, {"prior_std": 0.5}, PRIOR_OF(0.5, "1.0, 1.0")),
         (
             [by_curvature(prior_precision=p) for p in (1.0, 5.0)],
