@@ -197,9 +197,9 @@ def factors(seed):
     return {"0.weight": roots[:, None] * right[:2], "1.weight": left[:, :2] * roots}
 
 
-def frames(angles, flip):
+def frames(angles, side):
     cos, sin = angles.cos(), angles.sin()
-    return torch.stack([cos, -sin * flip, sin, cos * flip], -1).unflatten(-1, (2, 2))
+    return torch.stack([cos, -sin * side, sin, cos * side], -1).unflatten(-1, (2, 2))
 
 
 def turned(w, frame):
@@ -209,7 +209,7 @@ def turned(w, frame):
 def in_any_frame(posterior, w):
     """Log-density of a Gaussian that is averaged over all rotations and reflections."""
     angles = torch.arange(240).double() * math.pi / 120
-    every = torch.cat([frames(angles, flip) for flip in (1, -1)])[:, None]
+    every = torch.cat([frames(angles, side) for side in (1, -1)])[:, None]
     rows = {n: t.flatten(0, 1) for n, t in turned(w, every).items()}
     return posterior.log_prob(rows).detach().unflatten(0, (480, -1)).logsumexp(0)
 
@@ -237,10 +237,10 @@ def as_laplace(full):
 @pytest.mark.parametrize("seed", range(2))
 def test_adapters_in_other_frames_have_the_moments_of_the_product(kind, error, seed):
     g, centre, clients = generator(50 + seed), factors(seed), []
-    for angle, flip in ((0.0, 1), (1.1, -1), (2.5, 1)):
+    for angle, side in ((0.0, 1), (1.1, -1), (2.5, 1)):
         near = {n: t + 0.03 * torch.randn(t.shape, generator=g) for n, t in centre.items()}
         stds = {n: 0.03 + 0.05 * torch.rand(t.shape, generator=g).double() for n, t in near.items()}
-        clients.append(kind(turned(near, frames(torch.tensor(angle).double(), flip)), stds))
+        clients.append(kind(turned(near, frames(torch.tensor(angle).double(), side)), stds))
     net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)).double()
     sym = discover(net, torch.randn(2, 3).double())
     merged, naive = (merge_gaussians(clients, 1.0, s).sample(20_000, g) for s in (sym, None))
