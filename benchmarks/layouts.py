@@ -310,14 +310,18 @@ def costs(rows: list[Row]) -> Table:
 def doctor(rows: list[Row]) -> Table:
     table = [["verdict", "faults put in, found", "healthy runs examined", "alarms", "not true"]]
     faults, healthy = ([r for r in rows if r["what"] == w] for w in ("fault", "healthy"))
+    others = 0
     for verdict in dict.fromkeys([*every(faults, "verdict"), *every(healthy, "who")]):
         mine = [row for row in faults if row["verdict"] == verdict]
         put, found = (sum(row[key] for row in mine) for key in ("of", "value"))
-        cells = [f"{found} of {put}" if put else ""]
         seen = [row for row in healthy if row["who"] == verdict]
-        for key in ("of", "value", "false"):
-            cells.append(str(seen[0][key]) if seen else "")
+        if put == found and not any(row["value"] for row in seen):
+            others += 1
+            continue
+        cells = [f"{found} of {put}" if put else ""]
+        cells += [str(seen[0][key]) if seen else "" for key in ("of", "value", "false")]
         table.append([verdict.replace("_", " "), *cells])
+    table.append([f"{others} others", "all", "", "0", "0"])
     put, found = (sum(row[key] for row in faults) for key in ("of", "value"))
     return [*table, ["all", f"{found} of {put}", "", "", ""]]
 
@@ -325,16 +329,33 @@ def doctor(rows: list[Row]) -> Table:
 # ------------------------------------------------------------ intervals
 @layout
 def intervals(rows: list[Row]) -> Table:
-    table = [["90 % intervals", "coverage", "conditional", "width", "R²", "CPU s"]]
-    for name in every(rows, "table"):
-        mine = [row for row in rows if row["table"] == name]
-        for who in every(mine, "who"):
-            found = {row["what"]: row["value"] for row in mine if row["who"] == who}
-            cover = f"{100 * found['coverage']:.1f} ± {100 * found['error']:.1f}"
-            cells = [f"{100 * found['conditional']:.1f}", f"{found['width']:.2f}"]
-            cells += [f"{found['R2']:.2f}", f"{found['seconds']:.2g}"]
-            table.append([f"{name}: {who}", cover, *cells])
+    """Methods beside each other on every table."""
+    names = every(rows, "table")
+    table = [["90 % intervals", *names]]
+    for who in every(rows, "who"):
+        found = (_measured(rows, name, who) for name in names)
+        table.append([who, *(f"{f['cover']} ({f['conditional']}), {f['width']}" for f in found)])
     return table
 
 
-LAYOUTS["intervals_splits"] = intervals
+@layout
+def intervals_splits(rows: list[Row]) -> Table:
+    """One method on many tables."""
+    titles = {"cover": "coverage", "conditional": "conditional", "width": "width", "R2": "R²"}
+    table = [["90 % intervals", *titles.values(), "CPU s"]]
+    for name in every(rows, "table"):
+        found = _measured(rows, name, rows[0]["who"])
+        table.append([name, *(found[key] for key in titles), found["seconds"]])
+    return table
+
+
+def _measured(rows: list[Row], name: str, who: str) -> dict[str, str]:
+    mine = [row for row in rows if (row["table"], row["who"]) == (name, who)]
+    found = {row["what"]: row["value"] for row in mine}
+    return {
+        "cover": f"{100 * found['coverage']:.1f} ± {100 * found['error']:.1f}",
+        "conditional": f"{100 * found['conditional']:.1f}",
+        "width": f"{found['width']:.2f}",
+        "R2": f"{found['R2']:.2f}",
+        "seconds": f"{found['seconds']:.2g}",
+    }
