@@ -27,7 +27,8 @@ class Rows:
 
     Attributes:
         held: rows whose predictions make intervals and sets: all in cross-conformal prediction.
-        folds: the fold of each of these; networks of member m leave out fold m modulo `count`.
+        folds: the fold of each of these, ``(divisions, rows)``. Member m leaves out fold m modulo
+            `count` of division m // `count`, so that the members without a row differ in others.
         count: number of folds, 1 where all members leave out the same rows.
         train: rows of each member, ``(members, rows)``, or of all members, ``(rows,)``.
         stop: rows that decide when each member stops training, in none of the others; or None.
@@ -49,7 +50,7 @@ class Rows:
     def unseen(cls, n: int) -> Rows:
         """Rows that no network was trained on."""
         every = torch.arange(n)
-        return cls(every, torch.zeros_like(every), 1, every[:0])
+        return cls(every, torch.zeros_like(every)[None], 1, every[:0])
 
     @classmethod
     def split(cls, n: int, seed: int) -> Rows:
@@ -61,7 +62,7 @@ class Rows:
         """
         held = min(round(HELD_OUT * n), MOST_HELD_OUT, n - 1)
         order = torch.randperm(n, generator=keyed_generator(seed, "held out"))
-        zeros = torch.zeros(held, dtype=torch.long)
+        zeros = torch.zeros(1, held, dtype=torch.long)
         return cls(order[:held].sort().values, zeros, 1, order[held:].sort().values)
 
     @classmethod
@@ -69,20 +70,20 @@ class Rows:
         """Every member leaves out a fold; members of larger folds fill their rows up.
 
         >>> rows = Rows.by_folds(10, members=4, seed=0)
-        >>> rows.train.shape, [int((rows.folds == k).sum()) for k in range(rows.count)]
+        >>> rows.train.shape, [int((rows.folds[0] == k).sum()) for k in range(rows.count)]
         (torch.Size([4, 7]), [3, 3, 2, 2])
-        >>> any(rows.folds[k] == 1 for k in rows.train[1])
+        >>> any(rows.folds[0, k] == 1 for k in rows.train[1])
         False
         """
         count = min(FOLDS, members, n)
-        order = torch.randperm(n, generator=keyed_generator(seed, "folds"))
-        folds = torch.empty(n, dtype=torch.long)
-        folds[order] = torch.arange(n) % count
+        divided = keyed_generator(seed, "folds")
+        orders = [torch.randperm(n, generator=divided) for _ in range(-(-members // count))]
+        folds = torch.stack(orders) % count
         size = n - -(-n // count)  # where folds are smaller, a row more is left out
         generator = keyed_generator(seed, "left out")
         train = [
             rows[torch.randperm(len(rows), generator=generator)[:size]]
-            for rows in ((folds != m % count).nonzero()[:, 0] for m in range(members))
+            for rows in ((folds[m // count] != m % count).nonzero()[:, 0] for m in range(members))
         ]
         return cls(torch.arange(n), folds, count, torch.stack(train))
 

@@ -14,19 +14,20 @@ from lightning_bnn.calibration.conformal import conformal_quantiles
 class FoldScores:
     r"""Scores of the rows of a table, each by the members of an ensemble that left its fold out.
 
-    One of K folds is left out by G of M = KG members, so that a row is scored by an ensemble that
-    is smaller, and less accurate, than the one that predicts new rows. Cross-conformal prediction
-    (CV+) therefore covers more than asked. The part of a squared error that is due to single
-    members falls with their number as 1/G: what half of the G members lose against all of them is
-    what these lose against an ensemble twice as large. The threshold extrapolates to M members,
+    Each of M = KG members leaves out one of K folds, so that a row is scored by an ensemble of G,
+    which is less accurate than the M that predict new rows. Cross-conformal prediction (CV+)
+    therefore covers more than asked. As the squared error due to single members falls with their
+    number as 1/G, half of the G members lose against all of them what these lose against an
+    ensemble twice as large. The threshold extrapolates conformal quantiles q to M members,
 
-    .. math:: q_M^2 = q_G^2 - c\, (q_{G/2}^2 - q_G^2), \quad
+    .. math:: q_M = q_G - c\, (q_{G/2} - q_G), \quad
         c = \frac{1/G - 1/M}{2/G - 1/G} = 1 - 1/K
 
-    with conformal quantiles q, and :math:`q_G^2 / K \leq q_M^2 \leq q_G^2`. With a single fold
-    (rows that no member was trained on) c = 0, and it is split conformal prediction, with its
-    guarantee. With several there is no guarantee for every table; `docs/intervals.md` has what was
-    measured.
+    and at least :math:`q_G / \sqrt{K}`: exact to first order in the members' share of the squared
+    error, and too large beyond. The members that score a row must differ as all M do: if all G
+    have left out the same rows, too much is covered. With a single fold (rows that no member was
+    trained on) c = 0, and it is split conformal prediction, with its guarantee. With several there
+    is no guarantee for every table; `docs/intervals.md` has what was measured.
 
     References:
         | Cross-Conformal Predictors (Vovk, 2015), https://arxiv.org/abs/1208.0806
@@ -43,7 +44,7 @@ class FoldScores:
     >>> FoldScores(errors, errors.expand(2, -1), folds=5).threshold(0.1).item()
     9.0
     >>> round(FoldScores(errors, 1.2 * errors.expand(2, -1), folds=5).threshold(0.1).item(), 2)
-    7.24
+    7.56
     """
 
     whole: Tensor
@@ -60,6 +61,5 @@ class FoldScores:
         if not bool(whole.isfinite().all()):
             return whole
         halves = torch.stack([conformal_quantiles(half, alpha)[0] for half in self.halves])
-        lost = (halves.square().mean(0) - whole.square()).clamp_min(0)
-        least = whole.square() - (1 - 1 / self.folds) * lost
-        return torch.maximum(least, whole.square() / self.folds).sqrt()
+        lost = (halves.mean(0) - whole).clamp_min(0)
+        return torch.maximum(whole - (1 - 1 / self.folds) * lost, whole / self.folds**0.5)

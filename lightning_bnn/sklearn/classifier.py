@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,16 +94,14 @@ class BnnClassifier(ClassifierMixin, TableEstimator):
         self._calibrate(X, torch.from_numpy(np.searchsorted(self.classes_, labels)))
         return self
 
-    def _hold(self, predictions: Sequence[Any]) -> None:
+    def _hold(self, predictions: Any) -> None:
         if len(self.classes_) == 1:
             return
-        logs, classes = (
-            torch.cat([getattr(each, name) for each in predictions])
-            for name in ("log_probs", "truth")
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # at a bound
-            self.temperature_ = max(1.0, fit_temperature(logs, classes).value)
+            self.temperature_ = max(
+                1.0, fit_temperature(predictions.log_probs, predictions.truth).value
+            )
 
     def _score(self, predictions: Any, whole: Any) -> Tensor:
         scores = set_scores(whole.probs, "thr")  # sets need no extrapolation

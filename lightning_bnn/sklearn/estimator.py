@@ -253,7 +253,7 @@ class TableEstimator(BaseEstimator):
     @torch.no_grad()
     def _predictions(self, rows: Tensor) -> Any:
         """What all networks that predict say together."""
-        outputs = torch.cat([self.module_.outputs((part,)) for part in self._batches(rows)], 1)
+        outputs = self._together(rows, [lambda x: self.module_.outputs((x,))])
         return Predictions.of(self.module_.likelihood, outputs)
 
     # ------------------------------------------------------------ calibration
@@ -266,32 +266,40 @@ class TableEstimator(BaseEstimator):
 
     @torch.no_grad()
     def _scored(self, inputs: Tensor, targets: Tensor, rows: Rows) -> FoldScores:
-        """Score rows by the networks that were trained without their folds, and by halves."""
-        whole, scores = [], []
-        for fold, predict in enumerate(self._predictors(rows.count)):
-            mine = rows.folds == fold
-            outputs = torch.cat([predict(part) for part in self._batches(inputs[mine])], 1)
-            half = (len(outputs) + 1) // 2
-            read = partial(Predictions.of, self.module_.likelihood, targets=targets[mine])
-            whole.append(read(outputs))
-            parts = whole[-1], read(outputs[:half]), read(outputs[-half:])
-            scores.append(torch.stack([self._score(part, whole[-1]) for part in parts]))
+        """Score rows by the networks that were trained without them, and by halves of these."""
+        divisions = []
+        for folds, predictors in zip(rows.folds, self._predictors(rows.count), strict=False):
+            by_fold = [
+                self._together(inputs[folds == k], [each]) for k, each in enumerate(predictors)
+            ]
+            divisions.append(torch.cat(by_fold, 1)[:, folds.argsort(stable=True).argsort()])
+        outputs = torch.cat(divisions)
+        half = (len(outputs) + 1) // 2
+        read = partial(Predictions.of, self.module_.likelihood, targets=targets)
+        whole = read(outputs)
         self._hold(whole)
-        of_all, *of_halves = torch.cat(scores, 1)
+        parts = whole, read(outputs[:half]), read(outputs[-half:])
+        of_all, *of_halves = (self._score(part, whole) for part in parts)
         return FoldScores(of_all, torch.stack(of_halves), rows.count)
 
-    @torch.no_grad()
     def _by_fold(self, rows: Tensor, count: int) -> list[Any]:
-        """What the networks without each fold say together."""
-        batches, likelihood = list(self._batches(rows)), self.module_.likelihood
-        every = (torch.cat(list(map(f, batches)), 1) for f in self._predictors(count))
-        return [Predictions.of(likelihood, outputs) for outputs in every]
+        """What ensembles as small as those that scored, one for each fold, say of new rows."""
+        together = (
+            self._together(rows, some) for some in zip(*self._predictors(count), strict=True)
+        )
+        return [Predictions.of(self.module_.likelihood, outputs) for outputs in together]
 
-    def _predictors(self, count: int) -> list[Any]:
-        """For every fold, a function from inputs to outputs of the networks without it."""
+    @torch.no_grad()
+    def _together(self, rows: Tensor, predictors: Sequence[Any]) -> Tensor:
+        """Outputs of some networks, one after the other."""
+        batches = [[predict(part) for part in self._batches(rows)] for predict in predictors]
+        return torch.cat([torch.cat(of_one, 1) for of_one in batches])
+
+    def _predictors(self, count: int) -> list[list[Any]]:
+        """Functions to outputs: for each division of the rows, one network of every fold."""
         module = self.module_
         if count == 1:
-            return [lambda x: module.outputs((x,))]
+            return [[lambda x: module.outputs((x,))]]
         share = max(1, module.eval_samples // module.members)
         modes = modes_of(module, share)
         if len(modes) != module.members:
@@ -302,14 +310,11 @@ class TableEstimator(BaseEstimator):
         predictors = []
         for k, mode in enumerate(modes):
             size = mode.size if isinstance(mode, Empirical) else share
-            predictors.append(mode.predictor(size, keyed_generator(module.seed, "fold", k)))
+            predictor = mode.predictor(size, keyed_generator(module.seed, "fold", k))
+            predictors.append(partial(predictor, module.template))
+        return [predictors[k : k + count] for k in range(0, len(modes) - count + 1, count)]
 
-        def together(some: Sequence[Any], x: Tensor) -> Tensor:
-            return torch.cat([predict(module.template, x) for predict in some])
-
-        return [partial(together, predictors[k::count]) for k in range(count)]
-
-    def _hold(self, predictions: Sequence[Any]) -> None:
+    def _hold(self, predictions: Any) -> None:
         """Use predictions of rows by networks that have not seen them."""
 
     @abstractmethod
