@@ -7,8 +7,8 @@
 # data say little. The *posterior* is the distribution over all of them, given the data. This page
 # approximates it in three ways, each a LightningModule for any `nn.Module`, and uses it:
 #
-# - `DeepEnsemble`: several networks, trained from different starts;
-# - `SWAG`: a Gaussian around the weights that a run visits late in its training;
+# - `DeepEnsemble`: several networks from different starts;
+# - `SWAG`: a Gaussian around the weights that a run visits late;
 # - `SymmetrizedVI`: a Gaussian with its own width for every weight, found by optimisation
 #   (*variational inference*), for which all orders of the units count as the same network.
 #

@@ -111,8 +111,7 @@ def page(name: str, results: Sequence[Result]) -> str:
             f"![{Path(picture).stem.replace('_', ' ')}]({_file(name, picture)})"
             for picture in result.pictures
         ]
-    made = f"`python examples/tutorials/build.py {name[:2]}` makes it again"
-    parts.append(f"*This page is what `examples/tutorials/{name}.py` prints and draws; {made}.*")
+    parts.append(f"*Made by `python examples/tutorials/build.py {name[:2]}`.*")
     return "\n\n".join(parts) + "\n"
 
 
