@@ -65,7 +65,7 @@ class Report:
     >>> fault = Finding("fault", "Losses are NaN.", "All lost.", "Stop.", name="loss_not_converged")
     >>> report = Report([fault], ["labels_out_of_range"], {"not_burnt_in": "there are no chains"})
     >>> report.headline(), report.names()
-    ('1 fault; 2 checks made, 1 not possible', {'loss_not_converged'})
+    ('1 fault (loss not converged); 2 checks made, 1 not possible', {'loss_not_converged'})
     """
 
     findings: Sequence[Finding]
@@ -85,8 +85,8 @@ class Report:
 
     def headline(self) -> str:
         """One sentence for all of it."""
-        counts = [(sum(f.severity == s for f in self.findings), s) for s in SEVERITIES]
-        listed = ", ".join(f"{n} {s}{'s' * (n > 1)}" for n, s in counts if n) or "nothing found"
+        found = [(s, [f.name for f in self.findings if f.severity == s]) for s in SEVERITIES]
+        listed = ", ".join(_counted(s, names) for s, names in found if names) or "nothing found"
         looked = len(self.fine) + len(self.names())
         if not looked:
             return "nothing could be looked at"
@@ -152,6 +152,12 @@ class Report:
             raise ValueError(
                 f"{path} is not a report of the doctor ({type(error).__name__}: {error})."
             ) from None
+
+
+def _counted(severity: Severity, names: Sequence[str]) -> str:
+    """How many findings there are, with the names of those that ask for something."""
+    named = "" if severity == "note" else f" ({', '.join(dict.fromkeys(map(words, names)))})"
+    return f"{len(names)} {severity}{'s' * (len(names) > 1)}{named}"
 
 
 def words(name: str) -> str:

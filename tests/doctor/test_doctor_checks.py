@@ -404,7 +404,13 @@ def test_a_report_that_was_written_is_read_as_it_was(tmp_path):
 
 
 def test_text_and_markdown_say_the_same():
-    parts = "1 fault, 1 note", "It is 3 <b>.", "That is bad.", "Halve it.", "They are."
+    parts = (
+        "1 fault (step too large), 1 note",
+        "It is 3 <b>.",
+        "That is bad.",
+        "Halve it.",
+        "They are.",
+    )
     for shown in (REPORT.text(), REPORT.markdown()):
         assert all(part in shown for part in parts)
         assert "miscalibrated" in shown.lower()
