@@ -147,7 +147,7 @@ def wider(hidden):
     return nn.Sequential(nn.Linear(20, hidden), nn.ReLU(), nn.Linear(hidden, 12))
 
 
-def test_a_pruned_network_and_weights_of_parents(tmp_path, monkeypatch, capsys):
+def test_a_pruned_network_and_weights_of_parents(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.setattr("disk_networks.wider", wider, raising=False)
     nets = [P.of(drawn(lambda: wider(48), seed)) for seed in range(3)]
     kept = torch.randperm(48, generator=torch.Generator().manual_seed(0))[:32]
@@ -161,6 +161,11 @@ def test_a_pruned_network_and_weights_of_parents(tmp_path, monkeypatch, capsys):
     for first, second, options in ((a, small, [*line, "--init_b.hidden", "32"]), (small, a, other)):
         assert code_of("diff", first, second, *options) == PARTS
         assert "shared: 32 of 48 of 0.weight" in capsys.readouterr().out
+    assert "incoming weight" not in caplog.text  # of zeros in place of units
+    assert "(48, 20). If B has another size, `--init_b` takes" in failure(
+        capsys, "diff", a, small, *line
+    )
+    assert "--init_b" not in failure(capsys, "diff", a, b, *other[:-2])  # of one shape
     assert code_of("diff", small, b, *other) == APART
     capsys.readouterr()
     assert code_of("diff", child, a, "--parents", f'["{b}", "{c}"]', *line, "--json") == COPY

@@ -386,8 +386,16 @@ def test_dead_units_are_left_alone_and_reported(caplog):
     sym, params = discover(model, torch.randn(1, 6)), P.of(model)
     with caplog.at_level(logging.WARNING, logger="weightsym"):
         ((scale,), _) = canonical_scales_and_signs(params, sym, "unit-norm")
-    assert scale[2] == 1
-    assert "1 units have no incoming weight" in caplog.text
+        assert scale[2] == 1
+        assert "1 units have no incoming weight" in caplog.text
+        caplog.clear()
+        canonicalise(params, sym, "min-mass")
+        assert "1 units have no incoming weight" in caplog.text
+        caplog.clear()
+        nothing = {n: t.clone() for n, t in params.items()}
+        nothing["1.bias"][2] = nothing["3.weight"][:, 2] = 0
+        canonicalise(nothing, sym, "min-mass")
+        assert not caplog.text
     assert all(t.isfinite().all() for t in canonicalise(params, sym, "unit-std").values())
 
 

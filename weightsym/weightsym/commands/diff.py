@@ -91,12 +91,7 @@ def diff(
     built = _built(stored, architecture, init_b or {})
     if len(built) > 1 and (data is not None or parents):
         raise ValueError("`--data` and `--parents` need networks of one shape.")
-    rows = [stored] if len(built) == 1 else [[one] for one in stored]
-    files = [
-        file
-        for some, (*_, names) in zip(rows, built, strict=True)
-        for file in fit_all(some, names, architecture.prefix, "copy")
-    ]
+    files = _fitted(stored, [names for *_, names in built], architecture.prefix)
     print("\n".join([a, _description(files[0]), b, _description(files[1]), ""]), flush=True)
     if target is None and not parents and _are_equal(*files[:2]):
         print("every tensor is the same, as its type rounds it\nverdict: the same function")
@@ -157,6 +152,22 @@ def _built(
         built.append(build(others, folders[-1]) if folders else build(others, None))
     shapes = [{n: t.shape for n, t in module.state_dict().items()} for module, *_ in built]
     return built if shapes[0] != shapes[-1] else built[:1]
+
+
+def _fitted(
+    stored: Sequence[StoredNetwork], names: Sequence[NetworkNames], prefix: str | None
+) -> list[FittedNetwork]:
+    """Find the tensors of one network in all files, or of one network in each."""
+    rows = [stored] if len(names) == 1 else [[one] for one in stored]
+    try:
+        pairs = zip(rows, names, strict=True)
+        return [file for some, each in pairs for file in fit_all(some, each, prefix, "copy")]
+    except ValueError as error:
+        shapes = [sorted(t.shape for t in file.tensors.values()) for file in stored]
+        if len(names) > 1 or shapes[0] == shapes[1]:
+            raise
+        hint = "If B has another size, `--init_b` takes the arguments of its class that differ."
+        raise ValueError(f"{error} {hint}") from error
 
 
 def _description(file: FittedNetwork) -> str:

@@ -61,7 +61,7 @@ class MinMass:
             come only from, units that cannot be balanced, such as those before a head of zeros.
         matrices: with ``mixing``, matrices for `mix` that reach it together with the scales, or
             nearly so if none do.
-        falling: units whose scale is not determined by any weight in the limit, such as the rows of
+        falling: units that lose all of their weights in the limit, such as the rows of
             a normalised weight, or all of those above.
         excess: mass above the minimum, in percent of it.
 
@@ -175,13 +175,14 @@ def _over_scales(
     solution = minimise(whole, u, tolerance, most)
     scales = no_worse(whole, solution).exp().split([g.units for g in sym.scalings], -1)
     reached = solution.gap, solution.steps, dead, solution.attained
-    falling = _falling(solution.problem, sym)
+    falling = _falling(whole, solution.problem, sym)
     return MinMass(whole.value, solution.value, scales, *reached, falling=falling)
 
 
-def _falling(left: Posynomial, sym: Symmetries) -> tuple[Tensor, ...]:
-    nothing = (left.inflow == 0) & (left.outflow == 0)
-    return nothing.split([g.units for g in sym.scalings], -1)
+def _falling(whole: Posynomial, left: Posynomial, sym: Symmetries) -> tuple[Tensor, ...]:
+    """Return the units with weights of which none is left in the limit."""
+    some, still = ((p.inflow != 0) | (p.outflow != 0) for p in (whole, left))
+    return (some & ~still).split([g.units for g in sym.scalings], -1)
 
 
 def _first(value: Any) -> Any:
@@ -222,7 +223,8 @@ def _jointly(
         least = torch.where(gap < 0.5 * least, gap, least)
     scales, matrices = state.elements(before)
     found = gap, iteration, state.dead(), state.attained
-    alone, mixed = (_falling(p, sym) for p in (mass_problem(state.moving, sym), state.terms))
+    whole, moving = (mass_problem(w, sym) for w in (state.given, state.moving))
+    alone, mixed = (_falling(whole, p, sym) for p in (moving, state.terms))
     reached = state.attained[:, None]  # else the channels that matrices move have no least mass
     falling = [torch.where(reached, *masks) for masks in zip(alone, mixed, strict=True)]
     mass, minimum = before + state.still, state.terms.value + state.still
