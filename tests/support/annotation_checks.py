@@ -1,54 +1,53 @@
 """Checks of annotations at run time that cost less and find the same.
 
-`jaxtyping` binds the arguments of every call, so that shapes of one signature can be compared, and
-compiles two functions for whatever is defined, also for a closure whenever it is defined again.
-Here arguments are bound where a signature names shapes, and equal checks are compiled once.
+`jaxtyping` binds the arguments of every call and calls two functions that check them. Here a
+function is one of `beartype`, within which sizes have names if its signature names shapes.
+Closures are defined again and again, and share what was compiled for them.
 """
 
 import functools
 import inspect
+from types import FunctionType
 from typing import Any, get_args
 
 import jaxtyping
 import jaxtyping._decorator as decorator
 
-_PARTS = ("_make_fn_with_signature", "_apply_typechecker", "_destring_annotation")
+_PARTS = (
+    "_destring_annotation", "_make_fn_with_signature", "push_shape_memo", "pop_shape_memo"
+)  # fmt: skip
 
 
 def use_cheap_checks():
     """For all that is imported from now on; a `jaxtyping` of other parts stays as it is."""
     if all(hasattr(decorator, name) for name in _PARTS):
-        for name in _PARTS[:2]:
-            setattr(decorator, name, _kept(getattr(decorator, name)))
         jaxtyping.jaxtyped = cheap(jaxtyping.jaxtyped)
 
 
-def _kept(function):
-    held = functools.cache(function)
-
-    @functools.wraps(function)
-    def kept(*args, **kwargs):
-        try:
-            return held(*args, **kwargs)
-        except TypeError:  # a default that cannot be hashed
-            return function(*args, **kwargs)
-
-    return kept
-
-
 def cheap(jaxtyped):
-    """The decorator, with a short way for functions whose signature names no shapes."""
+    """The decorator, for functions; classes are left to the one given."""
 
     @functools.wraps(jaxtyped)
     def cheaply(fn=None, *, typechecker):
         if fn is None:
             return functools.partial(cheaply, typechecker=typechecker)
-        signature = _resolved(fn) if inspect.isfunction(fn) else None
-        if signature is None or any(map(_names_shapes, _annotations(signature))):
+        if not inspect.isfunction(fn):
             return jaxtyped(fn, typechecker=typechecker)
-        return _checked(fn, signature, typechecker)
+        if "<locals>" not in fn.__qualname__ and not inspect.isgeneratorfunction(fn):
+            signature = _resolved(fn)
+            checked = typechecker(_annotated(fn, signature))
+        else:
+            if fn.__code__ not in _COMPILED:
+                _COMPILED[fn.__code__] = _before_and_after(fn, typechecker)
+            signature, *checks = _COMPILED[fn.__code__]
+            checked = _between(fn, *checks)
+        return functools.update_wrapper(_naming(checked, signature), fn)
 
     return cheaply
+
+
+_COMPILED: dict[Any, Any] = {}
+"""Of a closure's code its signature, what checks its arguments, and what checks its result."""
 
 
 def _resolved(fn):
@@ -61,8 +60,53 @@ def _resolved(fn):
     return signature.replace(parameters=parameters, return_annotation=returned)
 
 
-def _annotations(signature):
-    return [*(p.annotation for p in signature.parameters.values()), signature.return_annotation]
+def _annotated(fn, signature):
+    """The same function, of which annotations are not strings."""
+    same = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    functools.update_wrapper(same, fn)
+    del same.__wrapped__
+    same.__kwdefaults__ = fn.__kwdefaults__
+    given = {n: p.annotation for n, p in signature.parameters.items()}
+    given["return"] = signature.return_annotation
+    same.__annotations__ = {n: a for n, a in given.items() if a is not inspect.Signature.empty}
+    return same
+
+
+def _before_and_after(fn, typechecker):
+    names, signature = (fn.__name__, fn.__qualname__, fn.__module__), _resolved(fn)
+    given, returned = signature.replace(return_annotation=Any), signature.replace(parameters=[])
+    before = decorator._make_fn_with_signature(*names, given, output=False)
+    after, result = decorator._make_fn_with_signature(*names, returned, output=True)
+    before, after = typechecker(before), typechecker(after)
+    return signature, before, lambda out: after(**{result: out})
+
+
+def _between(fn, before, after):
+    def checked(*args, **kwargs):
+        __tracebackhide__ = True
+        before(*args, **kwargs)
+        out = fn(*args, **kwargs)
+        after(out)
+        return out
+
+    return checked
+
+
+def _naming(checked, signature):
+    """One name is one size in all arguments and the result of a call."""
+    annotations = [p.annotation for p in signature.parameters.values()]
+    if not any(map(_names_shapes, [*annotations, signature.return_annotation])):
+        return checked
+
+    def named(*args, **kwargs):
+        __tracebackhide__ = True
+        decorator.push_shape_memo({})
+        try:
+            return checked(*args, **kwargs)
+        finally:
+            decorator.pop_shape_memo()
+
+    return named
 
 
 def _names_shapes(annotation):
@@ -71,21 +115,3 @@ def _names_shapes(annotation):
     if inspect.isclass(annotation) and issubclass(annotation, jaxtyping.AbstractArray):
         return True
     return any(map(_names_shapes, get_args(annotation)))
-
-
-def _checked(fn, signature, typechecker):
-    names = fn.__name__, fn.__qualname__, fn.__module__
-    before = signature.replace(return_annotation=Any)
-    after, result = decorator._make_fn_with_signature(*names, signature, output=True)
-    before = decorator._make_fn_with_signature(*names, before, output=False)
-    after, before = (decorator._apply_typechecker(typechecker, f) for f in (after, before))
-
-    @functools.wraps(fn)
-    def checked(*args, **kwargs):
-        __tracebackhide__ = True
-        before(*args, **kwargs)
-        out = fn(*args, **kwargs)
-        after(*args, **kwargs, **{result: out})
-        return out
-
-    return checked
