@@ -196,5 +196,5 @@ calibration.figure().savefig("reliability_of_VI_on_validation_data.png", dpi=90)
 #
 # ## Which one?
 #
-# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table here.
-# [Modules](../modules.md) has more methods, and says how posteriors are saved, loaded and exported.
+# Start with `DeepEnsemble(members=5)`: it is at or near the top of every table here. [Which
+# method?](../which_method.md) compares all of them.

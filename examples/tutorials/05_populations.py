@@ -96,8 +96,8 @@ print(after, "- network 7 is what it was:", same)
 # ## Predictions without holding them
 #
 # `stream_predictions` reads the bank block by block and keeps sums: how good each network is, what
-# all say together, and how much each pair disagrees (*mutual information*, 0 for two networks that
-# say the same, at most log 2 = 0.69).
+# all say together, and how much each pair disagrees (`found.pairs`, *mutual information*, 0 for two
+# networks that say the same, at most log 2 = 0.69).
 
 # %%
 from lightning_bnn.datamodules import Digits
@@ -152,15 +152,4 @@ figure.savefig("groups_of_networks.png", dpi=100)
 # Hardly any gain is left from twenty networks on. With five, the result still depends on which
 # five.
 #
-# ## Are they different networks?
-#
-# Two runs that end in the same function would be a pair with no mutual information.
-
-# %%
-pairs = found.pairs[torch.triu(torch.ones(500, 500), diagonal=1).bool()]
-print(f"mutual information of {len(pairs)} pairs, in nats: least {pairs.min():.4f}, ", end="")
-print(f"median {pairs.median():.4f}, largest {pairs.max():.4f}")
-
-# %% [markdown]
-# No pair comes close to zero: there are five hundred different functions. A bank is a posterior for
-# all other tools ([tutorial 3](03_comparing.md)).
+# A bank is a posterior for all other tools ([tutorial 3](03_comparing.md)).
