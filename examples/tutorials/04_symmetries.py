@@ -195,7 +195,7 @@ print("outputs are the same but for rounding:", bool(change < 1e-3))
 # %% [markdown]
 # *block perm.* are the heads. *general* are eight 8 x 8 matrices: for each head one between queries
 # and keys, and one between values and outputs. *orthogonal* are rotations and reflections of the
-# stream. Continuous symmetries are a tenth of all directions in weight space.
+# stream.
 #
 # `match` knows permutations only. `match_all` also applies matrices; it compares weights or, with
 # `by="activations"`, what the networks compute on a few batches.
