@@ -121,7 +121,7 @@ print(
 #
 # ## How many networks are worth averaging?
 #
-# Form groups of 1, 2, 5, ... networks, and test the mean prediction of each group:
+# Form groups of 1, 2, 5, ... networks, and test the mean prediction of each (NLL, lower is better):
 
 # %%
 from matplotlib.figure import Figure
