@@ -53,7 +53,7 @@ class Studies(Script):
     program, commands = "bnn-research", EVERY
     resumed = (
         "toy", "mass", "collapse", "marginals", "permutations", "width", "compact", "reproduce",
-        "reference", "leaderboard", "uci",
+        "reference", "leaderboard", "lineage", "uci",
     )  # fmt: skip
 
     def module_of(self, name: str) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from scipy.stats import kstest
 
+import lightning_bnn
 from bnn_research.families import ATTACKS, FAMILIES, LEVELS, SCALES, Bases, Scale, family
 from bnn_research.rivals import RIVALS, Suspect
 from bnn_research.scales import settings_of
@@ -22,6 +26,7 @@ from lightning_bnn.plots import Line, lines_figure
 from lightning_bnn.tables import Cell, Table
 from weightsym import Outcome, Relation, kinship, likeness, relation
 from weightsym import params as P
+from weightsym.files import write_whole
 from weightsym.params import Params, keyed_generator
 
 
@@ -39,7 +44,8 @@ def lineage(
 
     Languages are of tinyshakespeare, letter by letter (text/tinyshakespeare.txt in the folder of
     the data), images of MNIST. Negatives are networks of other seeds, of the same data and recipe,
-    and one distilled from the parent.
+    and one distilled from the parent. If the command is interrupted, the next call trains again,
+    and continues where comparing stopped.
 
     Args:
         scale: small, which takes about ten minutes, or paper, with more and larger networks.
@@ -61,7 +67,7 @@ def lineage(
     if settings.networks < 2:
         raise ValueError(f"`networks` must be at least 2, got {settings.networks}.")
     start = time.process_time()
-    trials = {name: Trial.of(name, settings, seed) for name in chosen}
+    trials = {name: Trial.of(name, settings, seed, folder) for name in chosen}
     minutes = (time.process_time() - start) / 60
     return publish(_findings(trials, settings, minutes), folder)
 
@@ -69,13 +75,17 @@ def lineage(
 # ------------------------------------------------------------ comparisons
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A suspect beside a network that may be its parent.
+    """A suspect beside a network that may be its parent, as plain numbers.
 
     Attributes:
         child: how it was made, empty for another seed.
         attack: what was done to it then.
         related: whether it was made from the other one.
-        found: what our tests say.
+        verdict: of our tests.
+        in_place: log10 p of units in their places.
+        twice: log10 p of units found twice.
+        left: what no symmetry explains.
+        groups: by group the numbers of units, in their places, and found twice.
         accuracy: of the suspect, in per cent.
         scores: of all methods; the higher, the more in common.
         seconds: of all methods.
@@ -84,22 +94,25 @@ class Compared:
     child: str
     attack: str
     related: bool
-    found: Relation
+    verdict: str
+    in_place: float
+    twice: float
+    left: float
+    groups: Sequence[tuple[int, int | None, int | None]]
     accuracy: float
     scores: Mapping[str, float]
     seconds: Mapping[str, float]
 
     @property
     def share(self) -> float:
-        """The share of units that are found twice."""
-        return share_of(self.found)
+        """The share of units that are found twice, among all that can be."""
+        return self.scores["units found twice"]
 
 
-def share_of(found: Relation) -> float:
-    """Return the share of units that are found twice, among all that can be."""
-    judged = [group for group in found.groups if group.agreeing is not None]
-    units = sum(group.units for group in judged)
-    return sum(group.agreeing or 0 for group in judged) / units if units else math.nan
+def _share(groups: Sequence[tuple[int, int | None, int | None]]) -> float:
+    judged = [(units, twice) for units, _, twice in groups if twice is not None]
+    units = sum(count for count, _ in judged)
+    return sum(twice for _, twice in judged) / units if units else math.nan
 
 
 def log10(p: float) -> float:
@@ -127,8 +140,8 @@ class Trial:
     breaking: Sequence[Compared]
 
     @classmethod
-    def of(cls, name: str, settings: Scale, seed: int) -> Trial:
-        """Train, make children, attack and compare."""
+    def of(cls, name: str, settings: Scale, seed: int, folder: Path) -> Trial:
+        """Train, make children, attack and compare, from where a run of the folder has stopped."""
         bases = Bases.of(family(name, settings), settings, seed)
         children = itertools.product(bases.children().items(), ATTACKS)
         every = [Suspected(child, attack, 0, True, w) for (child, w), attack in children]
@@ -137,7 +150,8 @@ class Trial:
         taught = bases.distilled()
         every += [Suspected("distilled", attack, 0, False, taught) for attack in ATTACKS[::4]]
         every += [Suspected(how, "at a price", 0, True, w) for how, w in bases.breaking()]
-        compared = _Judge(bases).compare(every)
+        key = hashlib.sha256(repr((lightning_bnn.__version__, settings, seed)).encode())
+        compared = _Judge(bases).compare(every, folder / f"{name}-{key.hexdigest()[:12]}.json")
         breaking = [c for c in compared if c.attack == "at a price"]
         return cls(bases, [c for c in compared if c not in breaking], breaking)
 
@@ -152,12 +166,16 @@ class _Judge:
         self.shelf = [likeness(w, bases.sym_folded) for w in self.folded]
         self.seen = [self._seen(w) for w in stored]
 
-    def compare(self, every: Sequence[Suspected]) -> list[Compared]:
-        """Attack all suspects, fold their gains, and compare each with its base."""
+    def compare(self, every: Sequence[Suspected], file: Path) -> list[Compared]:
+        """Attack all suspects, fold their gains, and compare those that the file has not yet."""
         stored = self.bases.attacked([s.params for s in every], [s.attack for s in every])
         stored = [{n: t.detach() for n, t in w.items()} for w in stored]
         folded = self.bases.fold(stored)
-        return [self._compare(*each) for each in zip(every, stored, folded, strict=True)]
+        rows = json.loads(file.read_text()) if file.is_file() else []
+        for each in [*zip(every, stored, folded, strict=True)][len(rows) :]:
+            rows.append(asdict(self._compare(*each)))
+            write_whole(file, json.dumps(rows), wait=False)
+        return [Compared(**row) for row in rows]
 
     def _seen(self, params: Params) -> Suspect:
         module, names = self.bases.networks[0], self.bases.family.names
@@ -174,7 +192,8 @@ class _Judge:
 
         base, sym = suspect.base, self.bases.sym_folded
         found: Relation = timed("ours", lambda: relation(folded, self.folded[base], sym))
-        scores["units found twice"] = share_of(found)
+        groups = [(g.units, g.in_place, g.agreeing) for g in found.groups]
+        scores["units found twice"] = _share(groups)
         scores["units in place"] = -log10(found.p_exact)
         scores["sketch"] = timed("sketch", lambda: self._sketch(folded, base))
         seen = timed("forward", lambda: self._seen(stored))
@@ -182,8 +201,9 @@ class _Judge:
             scores[name] = timed(name, functools.partial(score, seen, self.seen[base]))
         accuracy = self.bases.family.accuracy(self.bases.networks[0], stored)
         return Compared(
-            suspect.child, suspect.attack, suspect.related, found, accuracy, scores, seconds
-        )
+            suspect.child, suspect.attack, suspect.related, found.verdict, log10(found.p_exact),
+            log10(found.p_robust), found.difference.rest, groups, accuracy, scores, seconds,
+        )  # fmt: skip
 
     def _sketch(self, folded: Params, base: int) -> float:
         """Correlate the sketches beyond what all networks have in common."""
@@ -262,13 +282,13 @@ def _children(trials: Mapping[str, Trial]) -> Table:
             plain, attacked = c[ATTACKS[0]], c[ATTACKS[-1]]
             rows.append({
                 "family": name, "child": child, "accuracy, %": plain.accuracy,
-                "in place": log10(plain.found.p_exact), "twice": log10(plain.found.p_robust),
-                "left": plain.found.difference.rest,
+                "in place": plain.in_place, "twice": plain.twice,
+                "left": plain.left,
                 "attacked: accuracy, %": attacked.accuracy,
-                "attacked: in place": log10(attacked.found.p_exact),
-                "attacked: twice": log10(attacked.found.p_robust),
-                "attacked: left": attacked.found.difference.rest,
-                "verdict": attacked.found.verdict,
+                "attacked: in place": attacked.in_place,
+                "attacked: twice": attacked.twice,
+                "attacked: left": attacked.left,
+                "verdict": attacked.verdict,
             })  # fmt: skip
     digits = {name: 1 for name in rows[0]} | {"left": 3, "attacked: left": 3}
     title = "Log10 p of units in their places and of units found twice, and what is left"
@@ -280,14 +300,12 @@ def _nulls(trials: Mapping[str, Trial]) -> Table:
     rows: list[Mapping[str, Cell]] = []
     for name, trial in trials.items():
         pairs = [c for c in trial.compared if not c.related]
-        seeds = [c.found for c in pairs if not c.child]
-        groups = [g for c in pairs for g in c.found.groups if g.agreeing is not None]
-        shares = [(g.agreeing or 0) / g.units for g in groups]
+        shares = [k / n for c in pairs for n, _, k in c.groups if k is not None]
         generator = keyed_generator("lineage", name)
-        values = [u for found in seeds for u in _uniform(found, generator)]
+        values = [u for c in pairs if not c.child for u in _uniform(c, generator)]
         rows.append({
             "family": name, "pairs": len(pairs), "called independent": sum(
-                c.found.verdict == "independent" for c in pairs),
+                c.verdict == "independent" for c in pairs),
             "mean share found twice": float(np.mean(shares)),
             "largest share of a group": max(shares),
             "largest share of a pair": max(c.share for c in pairs),
@@ -296,9 +314,9 @@ def _nulls(trials: Mapping[str, Trial]) -> Table:
     return Table.of("Independent and distilled networks", rows)
 
 
-def _uniform(found: Relation, generator: torch.Generator) -> Iterator[float]:
+def _uniform(pair: Compared, generator: torch.Generator) -> Iterator[float]:
     """By group the probability of as many units in place, made continuous by a random share."""
-    counts = [(g.units, g.in_place) for g in found.groups if g.in_place is not None]
+    counts = [(units, placed) for units, placed, _ in pair.groups if placed is not None]
     for units, fixed in counts:
         law = [_fixed(k, units) for k in range(min(units, 30) + 1)]
         share = float(torch.rand((), generator=generator))
@@ -317,8 +335,8 @@ def _breaks(trials: Mapping[str, Trial]) -> Table:
         {
             "family": name, "attack": c.child, "accuracy before, %": _before(trial),
             "accuracy after, %": c.accuracy, "found twice, %": 100 * c.share,
-            "in place": log10(c.found.p_exact), "twice": log10(c.found.p_robust),
-            "verdict": c.found.verdict,
+            "in place": c.in_place, "twice": c.twice,
+            "verdict": c.verdict,
         }
         for name, trial in trials.items()
         for c in (*trial.breaking, *(d for d in trial.compared if d.child == "distilled"))

@@ -1,5 +1,6 @@
 """The table of lineage at its smallest, and the published tests by what they see through."""
 
+import json
 import math
 
 import fake_files
@@ -126,6 +127,13 @@ def test_children_of_small_networks_are_found(data, tmp_path):
     assert rows["none"]["HuRef PCS"] == 1 > rows["all symmetries"]["HuRef PCS"]
     left = {row["child"]: row["attacked: left"] for row in numbers(out, "children")}
     assert left["int8"] < left["pruned, 60 %"] < left["distilled"]
+    (file,) = out.glob("CNN-*.json")
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([{**rows[0], "left": 7.0}, *rows[1:-2]]))  # as if it was stopped
+    called(main, tmp_path / "here", line)
+    again = json.loads(file.read_text())
+    assert [row["left"] for row in again] == [7.0, *(row["left"] for row in rows[1:])]
+    assert numbers(out, "children")[0]["left"] == 7
 
 
 @pytest.mark.bad_input
