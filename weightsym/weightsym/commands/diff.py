@@ -249,7 +249,7 @@ def _lines(
     )
     yield (
         f"units found twice: {sum(g.agreeing or 0 for g in judged)} of "
-        f"{sum(g.units for g in judged)} (independent networks: at most {100 * EXCESS:.0f} %): "
+        f"{sum(g.tried for g in judged)} (independent networks: at most {100 * EXCESS:.0f} %): "
         f"p <= {evidence.p_robust:.1g}"
     )
     yield (

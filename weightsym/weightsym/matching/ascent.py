@@ -126,6 +126,7 @@ class Ascent:
         max_sweeps: int,
         chosen: Sequence[int] | None = None,
         settled: set[int] | None = None,
+        least: float = 0.0,
     ) -> None:
         """Ascend by families in random order, until none has anything to gain.
 
@@ -135,31 +136,44 @@ class Ascent:
             chosen: indices of the families, by default all.
             settled: the groups to compare with in a first pass, in graph order; None for no such
                 pass.
+            least: if a sweep gains no more than this share of the similarity, it is the last, and
+                only the groups of the chosen families are compared with.
         """
-        families, everyone = len(self.plan.families), np.ones(self.members, bool)
+        families = len(self.plan.families)
         chosen = range(families) if chosen is None else chosen
-        for k in chosen if settled is not None else ():
-            family, known = self.plan.families[k], settled or set()
-            settled = known | family.members
-            if not family.members <= known:  # otherwise their blocks have just been matched
-                self._improve(k, everyone, settled)
+        if settled is not None:
+            self._pass(chosen, settled)
         pending = np.zeros((families, self.members), bool)
+        some = {g for k in chosen for g in self.plan.families[k].members} if least else None
         alone = not self.plan.couples and not any(f.inner for f in self.plan.families)
         pending[list(chosen)] = settled is None or not alone  # a first pass is all that they need
         allowed = pending[:, :1].copy()
+        score = self.score() if least else None
         for _ in range(max_sweeps):
             order = torch.randperm(families, generator=generator).tolist()
             for k in sorted(order) if self.plan.size > LARGE else order:
                 if pending[k].any():
-                    changed = self._improve(k, pending[k], None)
+                    changed = self._improve(k, pending[k], some)
                     pending[k] = False
                     if self.plan.size > LARGE:  # they have been matched with their blocks
                         pending[self.plan.within[k]] = False
                         self.sure[self.plan.within[k]] = self.sure[k]
                     pending[self.plan.neighbours[k]] |= changed & allowed[self.plan.neighbours[k]]
-            if not pending.any():
+            before, slow = score, False
+            if before is not None:
+                score = self.score()
+                slow = bool((score < (1 + least) * before).all())
+            if slow or not pending.any():
                 break
         self.settled = not pending.any()
+
+    def _pass(self, chosen: Sequence[int], known: set[int]) -> None:
+        """Reassign families once in graph order, comparing with what has been matched."""
+        for k in chosen:
+            members = self.plan.families[k].members
+            if not members <= known:  # otherwise their blocks have just been matched
+                self._improve(k, np.ones(self.members, bool), known | members)
+            known = known | members
 
     def _improve(self, k: int, due: np.ndarray, settled: set[int] | None) -> np.ndarray:
         """Reassign one family of the members that are due, and return which of them change."""

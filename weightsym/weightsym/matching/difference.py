@@ -31,10 +31,13 @@ from weightsym.networks.randomness import keyed_generator
 from weightsym.params import Params, is_weight
 
 Network = Mapping[str, Tensor]
-_ORDER, _ROUNDS = "units in order", 3
+_ORDER, _MIXED, _ROUNDS = "units in order", "channels mixed", 3
 _ROUNDING = 1e-9  # of squared distances
 _CLOSE = 0.1  # of squared norms: nobody looks for a better start
 _SMALL = 2**16  # weights, of networks that are matched from every start
+_FEW, _GAIN = 2, 0.01
+"""Large groups that tell whether networks have nothing in common, and what a sweep gains if not."""
+_LIKE, _LARGE = 0.5, 2**12  # share of its norm by which one tensor of as many numbers tells
 _MANY = 9  # units: chance leaves no half of more in their places
 
 
@@ -91,6 +94,7 @@ class Difference:
             finds without knowing the places of units.
         agreeing: by group of permutations, how many units both parts of their weights match alike
             (see `relation`); groups with too few weights are left out.
+        compared: how many units of each of these groups were looked for.
         fingerprints: of both networks, see `fingerprint`.
 
     >>> from weightsym import params as P
@@ -107,6 +111,7 @@ class Difference:
     moved: tuple[Network, Network] = field(repr=False)
     permutations: tuple[Tensor, ...] = field(repr=False)
     agreeing: Mapping[int, int] = field(repr=False)
+    compared: Mapping[int, int] = field(default_factory=dict, repr=False)
     fingerprints: tuple[Fingerprint, ...] = field(default=(), repr=False)
 
     @cached_property
@@ -191,7 +196,8 @@ def difference(
         walked = replace(steps[-1], given=given, elements=(walk.moving.element, still))
         steps.append(_mixed(steps[-1], ends, walked, walk))
     stages, last = tuple(step.stage for step in steps), steps[-1]
-    return Difference(stages, (last.a, last.b), tuple(matched.permutations), walk.agreeing, prints)
+    counts, orders = (walk.agreeing, walk.compared), tuple(matched.permutations)
+    return Difference(stages, (last.a, last.b), orders, *counts, prints)
 
 
 # ------------------------------------------------------------ steps
@@ -242,6 +248,12 @@ class _Step:
         return sum(shape_of(self.given[1], n).numel() for n in _weights(self.given[1])) < _SMALL
 
     @property
+    def is_far(self) -> bool:
+        """True if no tensor with many numbers is like its partner."""
+        every = ((self.a[n].numel(), x + y - d, x + y) for n, (d, x, y) in self._squares.items())
+        return not any(k >= _LARGE and like > _LIKE * sizes for k, like, sizes in every)
+
+    @property
     def settled(self) -> bool:
         """True if no other start would change much: little is left, or units keep their places.
 
@@ -276,14 +288,10 @@ def _closest(steps: Sequence[_Step]) -> _Step:
     return best
 
 
-def _until_settled(steps: Iterator[_Step], walk: Walk) -> list[_Step]:
-    """All ends of a search, which stops at one that is settled.
-
-    Large networks that have nothing in common are no closer from another start.
-    """
+def _until_settled(steps: Iterator[_Step]) -> list[_Step]:
+    """All ends of a search, which stops at one that is settled."""
     ends = [next(steps)]
-    once = walk.is_apart and not ends[0].is_small
-    while not (once or ends[-1].settled) and (end := next(steps, None)) is not None:
+    while not ends[-1].settled and (end := next(steps, None)) is not None:
         ends.append(end)
     return ends
 
@@ -299,42 +307,60 @@ class _Search:
     def in_order(self, step: _Step, walk: Walk) -> list[_Step]:
         """Units in the order of those of the goal, with signs that fit, from several starts.
 
-        What a walk has placed beyond doubt is not searched again.
+        What a walk has placed beyond doubt is not searched again. Where it has found nothing, small
+        groups and a few large ones are matched once; networks that are far apart then are no closer
+        from another start.
         """
-        placed = frozenset[int]() if step.is_small else walk.placed
+        ends = list[_Step]()
+        if walk.is_apart and not step.is_small:
+            some = frozenset(walk.large[:-_FEW])
+            ends = [next(self._ends(self._start(step, walk, some), some, _GAIN))]
+        if not ends or not ends[0].is_far:
+            placed = frozenset[int]() if step.is_small else walk.placed
+            ends += _until_settled(self._ends(self._start(step, walk, placed), placed))
+        return ends
+
+    def _start(self, step: _Step, walk: Walk, placed: frozenset[int]) -> _Step:
+        """Units in a random order, but for those that have been placed."""
         shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
         for k in placed:
             shuffle[k] = walk.moving.element.permutations[k]
         start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
-        start = replace(start, name=_ORDER, permutations=shuffle)
-        return _until_settled(self._ends(start, placed), walk)
+        return replace(start, name=_ORDER, permutations=shuffle)
 
-    def _ends(self, start: _Step, placed: frozenset[int]) -> Iterator[_Step]:
+    def _ends(self, start: _Step, placed: frozenset[int], least: float = 0.0) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
         sym = self.sym
         if sym.signs:
             steady = Element.of_values(sym, {"signs": steady_signs(start.b, sym)})
             starts = [start.then(choice, steady) for choice in sign_choices(start.a, sym)]
             for candidate in [_closest(starts)] if placed else starts:
-                end = self._matched(candidate, placed, signs=True)
-                yield self._fitted(end, placed).then(steady, steady)
-        yield self._fitted(self._matched(start, placed), placed)
+                end = self._matched(candidate, placed, least, signs=True)
+                yield self._fitted(end).then(steady, steady)
+        yield self._fitted(self._matched(start, placed, least))
 
-    def _fitted(self, best: _Step, placed: frozenset[int]) -> _Step:
+    def _fitted(self, best: _Step) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""
         for _ in range(_ROUNDS if self.sym.signs else 0):
             signs = fitted_signs(best.a, best.b, self.sym)
             if not signs.steps and not best.is_small:
                 break
             flipped = best.then(signs)
-            again = [self._matched(flipped, placed, signs=True)] if best.is_small else []
+            again = [self._matched(flipped, signs=True)] if best.is_small else []
             before, best = best.apart, _closest([best, flipped, *again])
             if best.settled or best.apart >= before:
                 break
         return best
 
-    def _matched(self, step: _Step, placed: frozenset[int], signs: bool = False) -> _Step:
-        found, _ = ordered(step.a, step.b, self.sym, self.method, signs, self.seed, placed)
+    def _matched(
+        self,
+        step: _Step,
+        placed: frozenset[int] = frozenset(),
+        least: float = 0.0,
+        signs: bool = False,
+    ) -> _Step:
+        how = self.method, signs, self.seed, placed, least
+        found, _ = ordered(step.a, step.b, self.sym, *how)
         moved = compose(step.permutations, found.permutations, self.sym)
         return replace(step.then(found.element), permutations=moved)
 
@@ -360,20 +386,27 @@ def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, walk: Walk) -> _St
             yield from (start.then(choice) for choice in sign_choices(alone, sym)[k : k + 1])
 
     def mixed() -> Iterator[_Step]:
+        if walk.is_apart and not best.is_small:
+            start = replace(walked, name=_MIXED)
+            end = _with_matrices(start, frozenset(walk.large[:-_FEW]), _GAIN)
+            yield end
+            if end.is_far:
+                return
         for start in starts():
             known = walk.placed if start is walked and not best.is_small else frozenset[int]()
-            end = _with_matrices(replace(start, name="channels mixed"), known)
+            end = _with_matrices(replace(start, name=_MIXED), known)
             yield end
             if sym.signs:
                 yield _with_matrices(end.then(fitted_signs(end.a, end.b, sym)), known)
 
-    return _closest(_until_settled(mixed(), walk))
+    return _closest(_until_settled(mixed()))
 
 
-def _with_matrices(step: _Step, placed: frozenset[int]) -> _Step:
+def _with_matrices(step: _Step, placed: frozenset[int], least: float = 0.0) -> _Step:
     a, b = parked(step.a, step.elements[0].moving), parked(step.b, step.elements[1].moving)
-    found = with_matrices(a, b, step.sym, placed) if placed else match_all(a, b, step.sym).element
-    return step.then(found)
+    if placed or least:
+        return step.then(with_matrices(a, b, step.sym, placed, least))
+    return step.then(match_all(a, b, step.sym).element)
 
 
 def _ratio(squares: int | float, sizes: int | float) -> float:

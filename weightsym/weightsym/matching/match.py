@@ -213,10 +213,12 @@ def ordered(
     signs: bool,
     seed: int,
     placed: Collection[int] = (),
+    least: float = 0.0,
 ) -> tuple[MatchResult, bool]:
     """Match two networks that have been checked by their weights, see `match`.
 
-    Groups that are placed stay, and the others ascend from where they stand.
+    Groups that are placed stay, and the others ascend from where they stand; with a least gain,
+    from the input on, comparing with each other only (`Ascent.climb`).
 
     Returns:
         The result, and True if no unit has another partner that suits it.
@@ -225,7 +227,7 @@ def ordered(
         allowed = ", ".join(get_args(ByWeights))
         raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
     search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
-    found = search.beside(placed) if placed else search.by_weights(method)
+    found = search.beside(placed, least) if placed or least else search.by_weights(method)
     return found.single(), bool(search.settled.all())
 
 
@@ -292,11 +294,13 @@ class _OrderSearch:
         joined = Element.joined(elements, [1] * len(elements))
         return MatchResult(joined, -torch.cat(least), ("learned",) * len(least))
 
-    def beside(self, placed: Collection[int]) -> MatchResult:
+    def beside(self, placed: Collection[int], least: float) -> MatchResult:
         """Ascend by the groups that are not placed."""
         ascent, families = self._ascent(torch.arange(self.members)), self.plan.families
         chosen = [k for k, family in enumerate(families) if family.group not in placed]
-        ascent.climb(torch.Generator().manual_seed(self.seed), _SWEEPS, chosen)
+        known = set[int]() if least else None
+        generator = torch.Generator().manual_seed(self.seed)
+        ascent.climb(generator, _SWEEPS, chosen, known, least)
         return MatchResult(ascent.element, self.score, ("ascent",) * self.members)
 
     def by_weights(self, method: ByWeights) -> MatchResult:

@@ -150,6 +150,7 @@ def with_matrices(
     reference: Mapping[str, Tensor],
     sym: Symmetries,
     placed: Collection[int],
+    least: float = 0.0,
 ) -> Element:
     """The element that exchanges heads and mixes channels, where other units are in order.
 
@@ -158,9 +159,10 @@ def with_matrices(
         reference: the network to come close to.
         sym: what `discover` returned.
         placed: the groups of permutations that stay.
+        least: share of the distance, which the last round takes no more off.
     """
     pair = Pair(ChannelView(sym), SpaceMap(sym, frozenset(placed)), params, reference)
-    pair.run(SWEEPS)
+    pair.run(SWEEPS, least=least)
     return pair.element
 
 
@@ -211,7 +213,7 @@ class Pair:
         self.channels, self.everywhere = view.activations(params, reference)
         self.params = Moved(view.standing(params), start or Element(self.sym))
         rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.compared]
-        self.sure, self.apart = False, math.inf
+        self.sure, self.apart, self.least = False, math.inf, 0.0
         self.still = max(rounding, default=1e-16) ** 0.6
 
     @property
@@ -219,27 +221,31 @@ class Pair:
         """What has brought the network where it stands."""
         return self.params.element
 
-    def run(self, sweeps: int, anchored: bool = True, permuting: bool = True) -> None:
+    def run(
+        self, sweeps: int, anchored: bool = True, permuting: bool = True, least: float = 0.0
+    ) -> None:
         """Repeat rounds until nothing moves, and refine the closest (by weights) or last network.
 
         Args:
             sweeps: at most so many.
             anchored: begin with what anchors streams, wherever the network stands.
             permuting: reorder units and heads as well.
+            least: share of the distance, which the last round takes no more off.
         """
-        best, least, since = self.element, self._apart(), 0
-        apart = least
+        best, closest, since = self.element, self._apart(), 0
+        apart, self.least = closest, least
         for number in range(sweeps):
             still = self._round(anchored and number == 0, permuting) < self.still
             apart = self._apart()
-            since = 0 if apart < least * (1 - 1e-4) else since + 1
-            if self.channels is not None or apart < least:
-                best, least = self.element, apart
+            since = 0 if apart < closest * (1 - 1e-4) else since + 1
+            still |= least > 0 and apart > closest * (1 - least)
+            if self.channels is not None or apart < closest:
+                best, closest = self.element, apart
             if still or since == _PATIENCE or (self.sure and self.view.is_large):
                 break
-        if self.channels is None and apart > least:
+        if self.channels is None and apart > closest:
             self.params.stand(best)
-        self._refine(least)
+        self._refine(closest)
 
     @property
     def is_near(self) -> bool:
@@ -306,7 +312,7 @@ class Pair:
                 self.params.stand(before)
             elif not by_weights:
                 self.apart = apart
-            if apart > self.apart * (1 - 1e-4):
+            if apart > self.apart * (1 - max(self.least, 1e-4)):
                 break
         self.apart = min(apart, self.apart)
 
@@ -340,7 +346,8 @@ class Pair:
             return result, True
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
-            found, sure = ordered(self.params, self.goal, reduced, "ascent", False, 0)
+            pair = self.params, self.goal, reduced
+            found, sure = ordered(*pair, "ascent", False, 0, least=self.least)
             orders: Sequence[Tensor] = found.permutations
         else:
             moving = self._as_given()

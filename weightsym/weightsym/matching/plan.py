@@ -319,6 +319,27 @@ def assign(similarity: Tensor) -> Tensor:
     return torch.from_numpy(_assignment(similarity.cpu().numpy()))
 
 
+def greedy(similarity: Tensor) -> Tensor:
+    """A permutation with a large sum, where no partner is much better than many others.
+
+    Each unit takes the best that is left, and of several that want the same one the closest wins.
+    """
+    table = similarity.cpu().clone()
+    left, order = torch.arange(len(table)), torch.empty(len(table), dtype=torch.long)
+    while len(left):
+        best, columns = table[left].max(1)
+        highest = torch.full((len(table),), -torch.inf).to(best)
+        highest.scatter_reduce_(0, columns, best, "amax")
+        winner = torch.zeros(len(table), dtype=torch.long).scatter_(
+            0, columns[best == highest[columns]], left[best == highest[columns]]
+        )
+        wins = winner[columns] == left
+        order[left[wins]] = columns[wins]
+        table[:, columns[wins]] = -torch.inf
+        left = left[~wins]
+    return order
+
+
 def _assignment(table: np.ndarray) -> np.ndarray:
     """The best order; where no two rows have their maxima in one column, it is theirs."""
     order = table.argmax(1)

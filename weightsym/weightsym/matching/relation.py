@@ -57,10 +57,11 @@ class SharedUnits:
             too few weights to be parted.
         among: how many units the network with more of them has, None for the same number.
         rest: what is left between the tensors that write them, relative to their norms.
+        compared: how many units were looked for in both parts, None for all.
 
     >>> from weightsym import SharedUnits
-    >>> SharedUnits("up.weight", 128, in_place=1, agreeing=120)
-    SharedUnits(name='up.weight', units=128, in_place=1, agreeing=120, among=None, rest=nan)
+    >>> SharedUnits("up.weight", 2048, in_place=1, agreeing=1000, compared=1024).tried
+    1024
     """
 
     name: str
@@ -69,13 +70,19 @@ class SharedUnits:
     agreeing: int | None
     among: int | None = None
     rest: float = math.nan
+    compared: int | None = None
+
+    @property
+    def tried(self) -> int:
+        """How many units were looked for in both parts."""
+        return self.units if self.compared is None else self.compared
 
     @property
     def is_apart(self) -> bool:
         """True if enough units are compared, hardly any is shared, and tensors are far apart."""
-        if self.agreeing is None or p_agreeing([(self.units, self.units)]) >= CHANCE:
+        if self.agreeing is None or p_agreeing([(self.tried, self.tried)]) >= CHANCE:
             return False
-        is_unlike = self.agreeing < EXCESS * self.units and self.rest > _FAR
+        is_unlike = self.agreeing < EXCESS * self.tried and self.rest > _FAR
         return is_unlike and p_in_place([self]) > _UNLIKELY
 
 
@@ -129,7 +136,7 @@ class Relation:
         if min(self.p_exact, self.p_robust, self.p_close) < CHANCE:
             apart = {group.is_apart for group in self.groups}
             return "parts of it" if self.partial or len(apart) > 1 else "made from it"
-        every = [(g.units, g.units) for g in self.groups if g.agreeing is not None]
+        every = [(g.tried, g.tried) for g in self.groups if g.agreeing is not None]
         is_decided = p_agreeing(every) < CHANCE and self.p_robust > _UNLIKELY
         return "independent" if is_decided else "cannot be told"
 
@@ -142,7 +149,10 @@ class Relation:
     @property
     def shares(self) -> dict[str, float]:
         """By group the share of its units that are in their places or agree, the larger of both."""
-        return {g.name: max(g.in_place or 0, g.agreeing or 0) / g.units for g in self.groups}
+        return {
+            g.name: max((g.in_place or 0) / g.units, (g.agreeing or 0) / g.tried)
+            for g in self.groups
+        }
 
 
 def relation(
@@ -196,12 +206,14 @@ def relation(
             in_place = None if _are_sorted(totals, group) else places
             among = None if whole else group.units
             agreeing, rest = found.agreeing.get(k), _rest(found, group.name)
-            groups.append(SharedUnits(group.name, units, in_place, agreeing, among, rest))
+            tried = found.compared.get(k, group.units)
+            compared = None if tried == group.units else tried
+            groups.append(SharedUnits(group.name, units, in_place, agreeing, among, rest, compared))
     return Relation(
         found,
         tuple(groups),
         p_in_place(groups),
-        p_agreeing([(g.units, g.agreeing) for g in groups if g.agreeing is not None]),
+        p_agreeing([(g.tried, g.agreeing) for g in groups if g.agreeing is not None]),
         _p_close(found, sym),
         differ,
     )

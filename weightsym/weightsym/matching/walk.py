@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import WRITES, other_axes, unit_rows
 from weightsym.matching.matrices import SpaceMap, procrustes
 from weightsym.matching.moved import Moved, gram, inner_products
-from weightsym.matching.plan import assign
+from weightsym.matching.plan import assign, greedy
 from weightsym.matching.sketches import MANY, Sketches
 
 Node = tuple[str, int]
@@ -44,6 +44,7 @@ class Walk:
         goal: the second one.
         sources: by group that is matched, all tensors whose numbers have decided how.
         agreeing: by group of permutations, the units that both parts match alike.
+        compared: how many were tried: of more than 1024, the first 1024 of the goal.
         is_blind: True if channels were turned by fewer vectors than they are, as in a stream that
             few inputs enter: what follows need not agree.
     """
@@ -55,6 +56,7 @@ class Walk:
         self.inside = SpaceMap(sym).contained
         self.sources: dict[Node, frozenset[str]] = {}
         self.agreeing: dict[int, int] = {}
+        self.compared: dict[int, int] = {}
         self.signed: set[int] = set()
         self.is_blind = False
         self.movers = {axis: self._movers(axis) for axis in range(len(sym.axes))}
@@ -65,19 +67,24 @@ class Walk:
     @property
     def placed(self) -> frozenset[int]:
         """The groups of permutations that are in order, none unless that is beyond doubt."""
-        sym, agreeing = self.sym, self.agreeing
-        units = sum(sym.permutations[k].units for k in agreeing)
-        if sum(agreeing.values()) < max(_DECIDED * units, 1) or sym.exchangeable_tensors:
+        least = max(_DECIDED * sum(self.compared.values()), 1)
+        if sum(self.agreeing.values()) < least or self.sym.exchangeable_tensors:
             return frozenset()
         return frozenset(k for kind, k in self.sources if kind == "permutations")
 
     @property
+    def large(self) -> list[int]:
+        """The groups of permutations with so many units that matching them takes long."""
+        groups = [k for kind, k in self.sources if kind == "permutations"]
+        return [k for k in groups if self.sym.permutations[k].units >= MANY]
+
+    @property
     def is_apart(self) -> bool:
         """True if many units are compared, and hardly any of them is found twice."""
-        units = [self.sym.permutations[k].units for k in self.agreeing]
-        few = sum(self.agreeing.values()) <= _NONE * sum(units)
+        units = sum(self.compared.values())
+        few = sum(self.agreeing.values()) <= _NONE * units
         hidden = self.is_blind or bool(self.sym.exchangeable_tensors)
-        return few and sum(units) >= _ENOUGH and not hidden
+        return few and units >= _ENOUGH and not hidden
 
     # -------------------------------------------------------- groups
     def _nodes(self) -> list[Node]:
@@ -119,9 +126,11 @@ class Walk:
         if isinstance(group, LinearGroup):
             self._turn(node[1], group, first)
         else:
-            self._order(node[1], first)
-            if group.units > 1 and (agreeing := self._found_twice(first)) is not None:
-                self.agreeing[node[1]] = agreeing
+            alike = self._found_twice(first) if group.units > 1 else None
+            if alike is not None:
+                self.agreeing[node[1]], self.compared[node[1]] = int(alike.sum()), len(alike)
+            is_apart = alike is not None and int(alike.sum()) <= _NONE * len(alike)
+            self._order(node[1], first, greedy if is_apart and group.units >= MANY else assign)
         self.sources[node] = sources
         self._flip(first)
         return True
@@ -157,7 +166,9 @@ class Walk:
         names = self.sym.moved_by(group)
         self.moving.move(Element.of_values(self.sym, {"linear": both, "duals": both}, turn, names))
 
-    def _order(self, k: int, first: Sequence[Placement]) -> None:
+    def _order(
+        self, k: int, first: Sequence[Placement], assign: Callable[[Tensor], Tensor]
+    ) -> None:
         """Put units in the order of those of the goal."""
         order = self._by_sketches(first)
         order = assign(self._cosines([self._rows(p) for p in first])) if order is None else order
@@ -172,8 +183,8 @@ class Walk:
         found = self.sketches.partners(first, bool(*signs))
         return torch.from_numpy(found.order) if found is not None and found.sure else None
 
-    def _found_twice(self, places: Sequence[Placement]) -> int | None:
-        """The number of units that both parts of their weights match alike, None if too small."""
+    def _found_twice(self, places: Sequence[Placement]) -> Tensor | None:
+        """The units that both parts of their weights match alike, None if too small."""
         parts: tuple[list[_Rows], list[_Rows]] = [], []
         for place in (p for p in places if self._is_wide(p)):
             seen = [
@@ -182,14 +193,16 @@ class Walk:
             ]
             if seen[0][0].shape[1] < _FEWEST:
                 return None
+            whole = all(bool(rows.any(1).all()) for rows, _ in seen)
+            some = slice(_MOST if whole else None)
             for part, mine, theirs in zip(parts, *seen, strict=True):
-                part.append((place, mine, theirs))
+                part.append((place, mine, theirs[some]))
         both = [self._cosines(part) for part in parts]
         orders = [assign(cosines) for cosines in both]
         alike = orders[0] == orders[1]
         for cosines in both:  # units without weights fit everywhere
             alike &= (cosines.gather(1, orders[0][:, None].to(cosines.device))[:, 0] > 0).cpu()
-        return int(alike.sum())
+        return alike
 
     def _flip(self, first: Sequence[Placement]) -> None:
         """Give signs that act on what was compared the values that suit it."""
