@@ -12,7 +12,6 @@ from typing import Any
 __all__ = [
     "bank",
     "callbacks",
-    "clusters",
     "compare",
     "datamodules",
     "evaluation",

@@ -9,10 +9,7 @@ import weightsym
 EXTRAS = {
     "huggingface_hub": ("huggingface_hub", "lightning_bnn[hub]"),
     "pandas": ("pandas", "pandas"),
-    "probly": ("probly", "probly"),
-    "ray": ("ray", "lightning_bnn[ray]"),
     "sklearn": ("scikit-learn", "lightning_bnn[data]"),
-    "submitit": ("submitit", "lightning_bnn[slurm]"),
     "torchvision": ("torchvision", "lightning_bnn[data]"),
 }
 """Package and install command, by module."""
@@ -24,9 +21,9 @@ def needed(title: str) -> AbstractContextManager[None]:
     Args:
         title: name of the feature that needs them.
 
-    >>> with needed("The cluster"):
-    ...     raise ModuleNotFoundError("No module named 'ray'", name="ray")
+    >>> with needed("The Hub"):
+    ...     raise ModuleNotFoundError(name="huggingface_hub")
     Traceback (most recent call last):
-    weightsym.extras.MissingPackage: The cluster needs ray: pip install 'lightning_bnn[ray]'
+    weightsym.extras.MissingPackage: The Hub needs huggingface_hub: pip install 'lightning_bnn[hub]'
     """
     return weightsym.needed(title, EXTRAS)

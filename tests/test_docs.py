@@ -188,8 +188,8 @@ def test_the_navigation_names_every_page_once():
     assert set(lightning_bnn.__all__) <= {*reference.REFERENCE, "compare"}
 
 
-WITHOUT_EXAMPLE = {"CLUSTERS", "run_on_ray", "run_on_slurm", "Networks", "Params", "Predictor"}
-"""A table, two functions that start clusters, and aliases of types."""
+WITHOUT_EXAMPLE = {"Networks", "Params", "Predictor"}
+"""Aliases of types."""
 
 
 @pytest.mark.parametrize("name", reference.REFERENCE)

@@ -9,16 +9,13 @@ import torch
 
 from bnn_research.marginals import clusters
 from lightning_bnn import models
-from lightning_bnn.clusters import Work, run_on_ray, run_on_slurm
 from lightning_bnn.datamodules import CIFAR10, MNIST, Diabetes, Digits
 from lightning_bnn.extras import EXTRAS, needed
 from lightning_bnn.hub import from_hub, push_to_hub
-from lightning_bnn.modules import DeepEnsemble
 from weightsym import MissingPackage
 from weightsym.commands.mistakes import mistake
 
 X = torch.randn(5, 3)
-WORK = Work(print, [], lambda: None, workers=1, folder=Path("runs"), options={})
 
 
 CALLS = [
@@ -30,9 +27,6 @@ CALLS = [
     ("torchvision", models.resnet18),
     ("huggingface_hub", lambda: from_hub("me/it")),
     ("huggingface_hub", lambda: push_to_hub("sine", "me/it")),
-    ("ray", lambda: run_on_ray(WORK)),
-    ("submitit", lambda: run_on_slurm(WORK)),
-    ("probly", lambda: DeepEnsemble(models.mlp(3, [2], 2)).predictive().predict_representation(X)),
 ]
 
 

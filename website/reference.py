@@ -33,7 +33,6 @@ REFERENCE = {
     "models": "The papers' networks",
     "references": "Sampled posteriors",
     "evaluation": "Evaluation of predictions",
-    "clusters": "Clusters",
     "plots": "Figures",
     "sklearn": "Estimators for scikit-learn",
     "testing": "A pretended device",
@@ -101,8 +100,8 @@ def page_of(module: str) -> str:
 def source(module: str) -> Path | None:
     """Return the file of a module of the package, or None for another dotted path.
 
-    >>> source("lightning_bnn.clusters").name, source("lightning_bnn.clusters.Work")
-    ('clusters.py', None)
+    >>> source("lightning_bnn.models").name, source("lightning_bnn.models.mlp")
+    ('models.py', None)
     """
     root = ROOT / "weightsym" if module.startswith("weightsym") else ROOT
     place = root.joinpath(*module.split("."))

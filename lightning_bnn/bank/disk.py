@@ -14,10 +14,6 @@ from typing import IO
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
-class Locked(ValueError):
-    """Another process holds the lock of a bank."""
-
-
 class WriterLock:
     """A lock on a folder, held from construction to `release`.
 
@@ -39,7 +35,7 @@ class WriterLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise Locked(
+            raise ValueError(
                 f"The bank {path} is open for appending in another process; mode='r' reads it."
             ) from None
         except (ImportError, OSError):  # no such locks on Windows, and on some shared disks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lightning_bnn.bank import CheckpointBank, export_files, import_files
 from lightning_bnn.bank.shipped import bank_card, shipped_path
 from lightning_bnn.tables import Cell, Table
@@ -20,16 +22,20 @@ def bank(
     Args:
         path: folder of the bank, or the name of a bank of lightning-bnn-data, such as
             mnist_optunets.
-        add: a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives (.tgz), or one
-            file. Its networks are appended to the bank, which is created if needed.
+        add: another bank, a folder with checkpoints (.ckpt, .pt, .pth, .safetensors) or archives
+            (.tgz), or one file. Its networks are appended to the bank, which is created if needed.
         prefix: prefix of the network's tensor names in the checkpoints, dot included, e.g. net.
         export: folder to which every network is written as .safetensors.
         verify: compare all files with their checksums.
     """
     if add is not None:
         with CheckpointBank(path) as target:
-            count = import_files(target, add, prefix=prefix)
-        print(f"added {count} networks from {add}")
+            before = len(target)
+            if (Path(add) / "manifest.jsonl").is_file():
+                target.absorb(CheckpointBank(add, "r"))
+            else:
+                import_files(target, add, prefix=prefix)
+            print(f"added {len(target) - before} networks from {add}")
     folder = shipped_path(path)
     store = CheckpointBank(folder, "r")
     for key, text in bank_card(folder).items():

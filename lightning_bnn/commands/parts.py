@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +17,6 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.disk import Locked, WriterLock, explain_full_disk
 from lightning_bnn.callbacks import CheckpointHarvester
 from lightning_bnn.commands.training import training, whole_checkpoint
 from lightning_bnn.harvest import ends
@@ -28,9 +24,7 @@ from lightning_bnn.methods.health import Diverged, finite_members
 from lightning_bnn.quiet_runs import quiet
 from weightsym.files import read_json, write_whole
 
-_SECONDS = 0.5
 _NEVER = 10**9
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,28 +66,31 @@ class Part:
             raise ValueError(f"{path} is damaged: {remedy}.")
         return summary
 
-    @property
-    def progress(self) -> float:
-        """Fraction of its training that is finished, from 0 to 1."""
-        if self.summary is not None:
-            return 1.0
-        try:
-            done = float((self.folder / "progress").read_text())
-        except (OSError, ValueError):  # before it begins, or torn
-            return 0.0
-        return min(1.0, max(0.0, done))
 
-
-def train_part(part: Part, tick: Callable[[], None]) -> None:
-    """Train a part, or the rest of it, unless it is finished.
+def train_part(part: Part, bar: Any) -> None:
+    """Train a part, or the rest of it.
 
     Args:
         part: the part.
-        tick: called periodically.
+        bar: of `tqdm`, which counts members.
     """
-    with explain_full_disk(part.folder), _alone_in(part.folder, tick):
-        if part.summary is None:
-            _train(part, tick)
+    config = part.folder / "config.yaml"
+    part.folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
+    checkpoints = part.folder / "checkpoints"
+    newest = whole_checkpoint(checkpoints.glob("*.ckpt"))
+    if newest is None:  # what an attempt has left that made no checkpoint
+        shutil.rmtree(part.bank, ignore_errors=True)
+    start = time.monotonic()
+    try:
+        outcome = _outcome(part, _fit(part, config, checkpoints, newest, bar))
+    except Diverged:  # nobody is left to be validated
+        shutil.rmtree(part.bank, ignore_errors=True)
+        outcome = {"left_out": list(range(part.first, part.last)), "losses": []}
+    seconds = round(time.monotonic() - start, 1)
+    summary = {"first": part.first, "last": part.last, "seconds": seconds, **outcome}
+    write_whole(part.folder / "part.json", json.dumps(summary))
+    shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
@@ -110,51 +107,7 @@ def networks_of(part: Part) -> tuple[CheckpointBank, list[dict[str, Any]]]:
     return bank, records
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path, tick: Callable[[], None]) -> Iterator[None]:
-    """Wait until no other process trains in a folder, such as a job of a killed command."""
-    lock = _lock(folder)
-    if lock is None:
-        _log.warning("%s: another process trains these members; waiting for it.", folder)
-    while lock is None:
-        tick()
-        time.sleep(_SECONDS)
-        lock = _lock(folder)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _lock(folder: Path) -> WriterLock | None:
-    try:
-        return WriterLock(folder)
-    except Locked:
-        return None
-
-
-def _train(part: Part, tick: Callable[[], None]) -> None:
-    config = part.folder / "config.yaml"
-    config.write_text(yaml.safe_dump(part.config, sort_keys=False), encoding="utf-8")
-    checkpoints = part.folder / "checkpoints"
-    newest = whole_checkpoint(checkpoints.glob("*.ckpt"))
-    if newest is None:  # what an attempt has left that made no checkpoint
-        shutil.rmtree(part.bank, ignore_errors=True)
-    start = time.monotonic()
-    try:
-        outcome = _outcome(part, _fit(part, config, checkpoints, newest, tick))
-    except Diverged:  # nobody is left to be validated
-        shutil.rmtree(part.bank, ignore_errors=True)
-        outcome = {"left_out": list(range(part.first, part.last)), "losses": []}
-    seconds = round(time.monotonic() - start, 1)
-    summary = {"first": part.first, "last": part.last, "seconds": seconds, **outcome}
-    write_whole(part.folder / "part.json", json.dumps(summary))
-    shutil.rmtree(checkpoints, ignore_errors=True)
-
-
-def _fit(
-    part: Part, config: Path, checkpoints: Path, newest: Path | None, tick: Callable[[], None]
-) -> Any:
+def _fit(part: Part, config: Path, checkpoints: Path, newest: Path | None, bar: Any) -> Any:
     """Train a part from its newest checkpoint, and return the module."""
     arguments = [
         "fit", "-c", str(config),
@@ -167,7 +120,7 @@ def _fit(
     interval = timedelta(minutes=part.minutes)
     callbacks = [
         FullHarvester(part.bank, part.every_n_epochs),
-        ProgressWriter(part.folder, tick),
+        Progress(len(part), bar),
         CheckpointsBeforeTheEnd(
             checkpoints, filename="{step}", save_top_k=1, train_time_interval=interval
         ),
@@ -220,18 +173,13 @@ class CheckpointsBeforeTheEnd(ModelCheckpoint):
             super().on_train_batch_end(trainer, *more)
 
 
-class ProgressWriter(L.Callback):
-    """Writes the progress of a part to a file, which other machines can read."""
+class Progress(L.Callback):
+    """Moves a bar by the share of a part that is trained, at once over steps of earlier calls."""
 
-    def __init__(self, folder: Path, tick: Callable[[], None]) -> None:
-        self.folder, self.tick, self._written_at = folder, tick, 0.0
+    def __init__(self, members: int, bar: Any) -> None:
+        self.members, self.bar, self.before = members, bar, bar.n
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        """Write at most twice a second."""
-        now = time.monotonic()
-        if now - self._written_at > _SECONDS:
-            self._written_at = now
-            done = min(1.0, trainer.global_step / trainer.estimated_stepping_batches)
-            with contextlib.suppress(OSError):  # whoever watches sees less; no reason to stop
-                write_whole(self.folder / "progress", f"{done:.4f}", wait=False)
-            self.tick()
+        """Move the bar."""
+        share = min(1.0, trainer.global_step / trainer.estimated_stepping_batches)
+        self.bar.update(self.before + share * self.members - self.bar.n)

@@ -6,10 +6,9 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from tqdm.auto import tqdm
@@ -17,7 +16,6 @@ from tqdm.auto import tqdm
 import lightning_bnn
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.bank.disk import explain_full_disk
-from lightning_bnn.clusters import CLUSTERS, Work
 from lightning_bnn.commands.parts import Part, networks_of, train_part
 from lightning_bnn.commands.presets import preset_names, preset_text
 from weightsym import Outcome
@@ -33,11 +31,9 @@ def population(
     config: str,
     members: int,
     bank: str,
-    part: int | None = None,
+    first: int = 0,
+    part: int = _PART,
     every_n_epochs: int | None = None,
-    cluster: Literal["local", "ray", "slurm"] = "local",
-    workers: int = 1,
-    options: dict[str, Any] | None = None,
     change: dict[str, Any] | None = None,
     checkpoint_minutes: float = 5.0,
 ) -> Outcome:
@@ -49,57 +45,50 @@ def population(
 
     Args:
         config: a configuration as for `lightning-bnn fit`, or the name of a preset.
-        members: final number of networks in the bank.
+        members: number of the population's networks, those before ``first`` included.
         bank: folder of the bank.
-        part: number of members that train side by side in one process; by default 1000, or an equal
-            share for each worker.
+        first: first member in this bank, where several machines or devices share a population.
+            `lightning-bnn bank --add` joins their banks.
+        part: number of members that train side by side.
         every_n_epochs: number of epochs between stored networks during training; by default
             networks are stored at the end only.
-        cluster: local trains one part after the other; ray and slurm train many at once.
-        workers: number of parts that train at once (on Ray without an address: processes on this
-            machine).
-        options: options of the cluster, for ray: address, num_cpus, num_gpus; for slurm:
-            timeout_min, gpus_per_node, ...
         change: changes to the configuration, such as '{"trainer.max_epochs": 2}'.
         checkpoint_minutes: minutes between checkpoints, the most work that a crash can lose.
     """
-    check_count("members", members)
-    check_count("part", 1 if part is None else part)
-    check_count("workers", workers)
-    check_count("every_n_epochs", 1 if every_n_epochs is None else every_n_epochs)
+    check_count("first", first, 0)
+    check_count("members", members, first + 1)
+    check_count("part", part)
+    check_count("every_n_epochs", every_n_epochs, optional=True)
     check_positive("checkpoint_minutes", checkpoint_minutes)
-    if cluster not in CLUSTERS:
-        raise ValueError(f"`cluster` must be one of {', '.join(CLUSTERS)}, got {cluster!r}.")
     settings = population_settings(Path(config), change or {})
     folder = Path(bank)
     identity = identity_of(settings, every_n_epochs)
-    size = part or min(_PART, -(-members // workers))
     check_identity(folder, identity)  # before anything is written
     with explain_full_disk(folder), CheckpointBank(folder) as target:
         write_identity(folder, settings, identity)
         parts = [
             Part(
-                folder / "parts" / f"{first:07d}-{last:07d}",
-                part_settings(settings, first, last),
-                first,
-                last,
+                folder / "parts" / f"{start:07d}-{end:07d}",
+                part_settings(settings, start, end),
+                start,
+                end,
                 every_n_epochs,
                 checkpoint_minutes,
             )
-            for first, last in _ranges(folder / "parts", members, size)
+            for start, end in _ranges(folder / "parts", first, members, part)
         ]
-        with _merging(parts, target) as merge_finished:
-            unfinished = [p for p in parts if p.summary is None]
-            if cluster != "local" and unfinished:
-                print(f"{len(unfinished)} parts wait for {cluster}")
-            if unfinished:
-                work = Work(train_part, unfinished, merge_finished, workers, folder, options or {})
-                CLUSTERS[cluster](work)
-            merge_finished()
-    summaries = [part.summary or {} for part in parts]
+        unfinished = sum(len(p) for p in parts if p.summary is None)
+        total = sum(map(len, parts))
+        done = total - unfinished
+        with tqdm(total=total, desc="members", initial=done, bar_format=_BAR) as bar:
+            for each in parts:
+                if each.summary is None:
+                    train_part(each, bar)
+                _merge(each, target)
+    summaries = [each.summary or {} for each in parts]
     left_out = [member for summary in summaries for member in summary["left_out"]]
     seconds = sum(summary["seconds"] for summary in summaries)
-    diverged = f", {len(left_out)} of {sum(map(len, parts))} members have diverged and are left out"
+    diverged = f", {len(left_out)} of {total} members have diverged and are left out"
     trained = f"trained in {seconds:.0f} s, {len(parts)} parts"
     print(
         f"{folder}: {len(target)} networks{diverged if left_out else ''}\n"
@@ -110,10 +99,9 @@ def population(
 
 
 # ------------------------------------------------------------ what is to be done
-def _ranges(folder: Path, members: int, size: int) -> Iterator[tuple[int, int]]:
-    """Return the members of every part: existing parts, and new ones for the others."""
+def _ranges(folder: Path, start: int, members: int, size: int) -> Iterator[tuple[int, int]]:
+    """Return the members of every part: existing parts, and new ones for others from a start."""
     existing = sorted(filter(None, map(_range_of, folder.glob("*-*"))))
-    start = 0
     for first, last in [*existing, (members, members)]:
         end = min(first, members)
         yield from ((new, min(new + size, end)) for new in range(start, end, size))
@@ -130,25 +118,6 @@ def _range_of(folder: Path) -> tuple[int, int] | None:
     if folder.is_symlink():
         raise ValueError(f"{folder} must be a regular folder, but is a link.")
     return int(name[1]), int(name[2])
-
-
-# ------------------------------------------------------------ while it runs
-@contextmanager
-def _merging(parts: Sequence[Part], target: CheckpointBank) -> Iterator[Callable[[], None]]:
-    """Yield a function that moves the bar and appends finished parts to the bank, in order."""
-    waiting = list(parts)
-    finished = sum(len(part) for part in parts if part.summary is not None)
-    total = sum(map(len, parts))
-    with tqdm(total=total, desc="members", initial=finished, bar_format=_BAR) as bar:
-
-        def merge_finished() -> None:
-            while waiting and waiting[0].summary is not None:
-                _merge(waiting[0], target)
-                del waiting[0]
-            done = sum(len(part) * part.progress for part in parts)
-            bar.update(max(0, done - bar.n))
-
-        yield merge_finished
 
 
 def _merge(part: Part, target: CheckpointBank) -> None:
@@ -251,7 +220,7 @@ def _check_trainer(trainer: dict[str, Any]) -> None:
     if trainer.setdefault("devices", 1) not in (1, [0], "1"):
         raise ValueError(
             "`config`: a part of a population trains on one device, got `trainer.devices` "
-            f"{trainer['devices']}; `cluster` ray runs several side by side."
+            f"{trainer['devices']}; `first` divides a population among several."
         )
 
 

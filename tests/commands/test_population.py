@@ -1,11 +1,7 @@
-"""Populations in parts, resumed after kills, on one machine and on clusters."""
+"""Populations in parts, resumed after kills, on one machine or several."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -16,10 +12,9 @@ from processes import start
 from small_populations import CONFIG, networks, same
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.bank.disk import WriterLock
 from lightning_bnn.cli import main
 from lightning_bnn.commands import parts
-from lightning_bnn.commands import population as population_command
+from lightning_bnn.commands.bank import bank
 from lightning_bnn.commands.population import population
 
 
@@ -79,21 +74,6 @@ def test_a_part_that_breaks_before_its_validation_does_not_stop_the_others(tmp_p
 
 
 # ------------------------------------------------------------ kills
-def test_members_that_another_process_trains_are_waited_for(config, tmp_path, caplog):
-    """Such as a job on a cluster whose command was killed: nobody comes twice."""
-    other = WriterLock(tmp_path / "bank" / "parts" / "0000000-0000002")
-    threading.Timer(1.0, other.release).start()
-    with pytest.raises(ValueError, match="is not a population"):  # nobody has claimed it
-        population(config, 2, str(tmp_path / "bank"))
-    own = population_command.identity_of(
-        population_command.population_settings(Path(config), {}), None
-    )
-    parts.write_whole(tmp_path / "bank" / "population.json", json.dumps({"settings": own}))
-    population(config, 2, str(tmp_path / "bank"))
-    assert "another process trains these members" in caplog.text
-    assert sorted(networks(tmp_path / "bank")) == [0, 1]
-
-
 @pytest.mark.bad_input
 def test_another_configuration_does_not_touch_what_has_begun(config, tmp_path, monkeypatch):
     bank, more = tmp_path / "bank", {"trainer.max_epochs": 4}
@@ -127,14 +107,11 @@ def started(config, bank):
 
 
 def begun(bank, seconds=120):
-    """Wait until some part has made progress since now, and a checkpoint at some time."""
+    """Wait until some part has made a checkpoint since now."""
     until, since = time.monotonic() + seconds, time.time()
     while time.monotonic() < until:
-        for path in (Path(bank) / "parts").glob("*/progress"):
-            moved = path.stat().st_mtime > since
-            finished = (path.parent / "part.json").exists()
-            if moved and not finished and list(path.parent.rglob("*.ckpt")):
-                return True
+        if any(path.stat().st_mtime > since for path in Path(bank).rglob("*.ckpt")):
+            return True
         time.sleep(0.02)
     return False
 
@@ -154,43 +131,15 @@ def test_killed_at_random_nobody_is_lost_or_doubled(config, tmp_path):
     same(networks(whole), networks(bank))
 
 
-# ------------------------------------------------------------ clusters
-def kill_a_worker(bank, pattern, killed):
-    if begun(bank):
-        found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True)
-        for pid in found.stdout.split()[:1]:
-            os.kill(int(pid), signal.SIGKILL)
-            killed.append(pid)
-
-
-@pytest.mark.e2e
-@pytest.mark.cluster
-def test_ray_trains_parts_side_by_side_and_survives_a_killed_worker(config, tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    bank, killed = str(tmp_path / "bank"), []
-    killer = threading.Thread(target=kill_a_worker, args=(bank, "ray::_alone", killed))
-    killer.start()
-    change = json.loads(LONG[1])
-    options = {"part": 1, "change": change, "checkpoint_minutes": 0.005}
-    population(config, 4, bank, cluster="ray", workers=2, **options)
-    killer.join()
-    assert killed
-    population(config, 4, str(tmp_path / "here"), **options)
-    same(networks(tmp_path / "here"), networks(bank))
-
-
-@pytest.mark.e2e
-@pytest.mark.cluster
-def test_slurm_trains_parts_as_jobs(config, tmp_path):
-    pytest.importorskip("submitit")
-    bank = str(tmp_path / "bank")
-    population(
-        config, 3, bank, part=2, cluster="slurm", workers=2,
-        options={"cluster": "local", "timeout_min": 5},
-    )  # fmt: skip
-    population(config, 3, str(tmp_path / "here"), part=2)
-    same(networks(tmp_path / "here"), networks(bank))
+# ------------------------------------------------------------ several machines
+def test_banks_of_several_machines_are_joined(config, tmp_path):
+    whole, joined, part = (str(tmp_path / name) for name in ("whole", "joined", "part"))
+    population(config, 5, whole, part=2)
+    population(config, 2, joined, part=2)
+    for _ in range(2):  # the second call finds nothing to do
+        population(config, 5, part, first=2, part=2)
+    bank(joined, add=part)
+    same(networks(whole), networks(joined))
 
 
 # ------------------------------------------------------------ bad input
@@ -200,14 +149,13 @@ def test_slurm_trains_parts_as_jobs(config, tmp_path):
     [
         ({"members": 0}, "`members` must be at least 1"),
         ({"part": 0}, "`part` must be at least 1"),
-        ({"workers": 2}, "`workers` and `options` require `cluster`"),
+        ({"first": 2}, "`members` must be at least 3"),
         ({"config": "nowhere.yaml"}, "`config`: there is no file nowhere.yaml, and no preset"),
         ({"checkpoint_minutes": 0.0}, "`checkpoint_minutes` must be positive"),
         ({"change": {"trainer.devices": 2}}, "a part of a population trains on one device"),
         ({"change": {"trainer.fast_dev_run": True}}, "cannot be a `fast_dev_run`"),
         ({"change": {"trainer": None}}, "`config`: trainer must be a group of settings, got None"),
         ({"change": {"model": [1]}}, r"`config`: model must be a group of settings, got \[1\]"),
-        ({"cluster": "bogus"}, "`cluster` must be one of local, ray, slurm, got 'bogus'"),
         ({"change": {"seed_everything.x": 1}}, "`change`: seed_everything.x does not fit"),
     ],
 )
@@ -233,16 +181,3 @@ def test_a_mistake_does_not_claim_the_folder_and_other_members_are_not_mixed(con
     for place in (str(tmp_path / "other"), config):
         with pytest.raises(ValueError, match="is not a population"):
             population(config, 2, place)
-
-
-@pytest.mark.e2e
-@pytest.mark.cluster
-@pytest.mark.bad_input
-def test_a_part_that_fails_for_good_is_told(config, tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
-    monkeypatch.setattr("lightning_bnn.clusters._RETRIES", 0)
-    with pytest.raises(ValueError, match="A job has failed repeatedly"):
-        population(
-            config, 1, str(tmp_path / "bank"), cluster="slurm", options={"cluster": "local"},
-            change={"model.init_args.nonsense": 3},
-        )  # fmt: skip
