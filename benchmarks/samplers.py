@@ -103,7 +103,7 @@ STEPS = {
     "SGD with momentum": plain(sgd),
     "Adam": plain(partial(torch.optim.Adam, lr=RATE)),
     "IVON": ivon,
-    **{name: plain(ours(name)) for name in ("SGHMC", "SGLD", "PreconditionedSGLD")},
+    **{name: plain(ours(name)) for name in ("SGHMC", "SGLD")},
     "SMILE": plain(ours("SMILE", descent_steps=0, adapt_steps=0)),
     **{f"torch-uncertainty {name}": plain(theirs(name)) for name in ("SGHMC", "SGLD")},
     "posteriors SGHMC": posteriors,

@@ -31,7 +31,7 @@ CLASSES = {
         if name not in ("FromCheckpoints", "lightning_class")
     },
     **{f"samplers.{cls.__name__}": cls for cls in (
-        samplers.SGHMC, samplers.SGLD, samplers.PreconditionedSGLD, samplers.SMILE, samplers.HMC,
+        samplers.SGHMC, samplers.SGLD, samplers.SMILE, samplers.HMC,
         samplers.MCLMC, samplers.CyclicalSchedule,
     )},
     **{

@@ -29,9 +29,9 @@ class SGMCMC(Method):
 
     .. math:: \exp\big(-(N \cdot \mathrm{NLL}(\omega) - \log p(\omega)) / T\big)
 
-    The optimizer is the sampler, `SGHMC`, `SGLD` or `PreconditionedSGLD`, and receives N and the
-    prior. With `CyclicalSchedule`, networks are collected only in the sampling phases of its
-    cycles. Members are chains that start from networks of their own.
+    The optimizer is the sampler, `SGHMC` or `SGLD`, and receives N and the prior. With
+    `CyclicalSchedule`, networks are collected only in the sampling phases of its cycles. Members
+    are chains that start from networks of their own.
 
     Args:
         prior_std: standard deviation of a Gaussian prior over all weights; None leaves it to the

@@ -303,7 +303,7 @@ SAID = [
         for name in ("ensemble", "mfvi", "sghmc", "laplace")
     ),
     (sghmc(lr=1e4, prior_std=0.1, **CYCLES), None, LONG, "not finite", "learning rate"),
-    (sghmc(rule=samplers.PreconditionedSGLD, lr=1e38), None, LONG, "not finite", "or the data"),
+    (sghmc(rule=samplers.SGLD, lr=1e38), None, LONG, "not finite", "or the data"),
     (hmc(1e3, nn.Linear(6, 3)), None, {}, "have hardly moved", "step_size"),
     (stuck(), FULL, {}, "ever be accepted", "chains [1] of 2 "),
     (hmc(), DROPS, {}, "yields 16 of 20 examples", ""),

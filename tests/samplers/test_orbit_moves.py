@@ -260,11 +260,6 @@ def test_what_moves_refuse():
     weights, run = [nn.Parameter(torch.zeros(2, 3))], methods.Run(mlp(2, [2], 1))
     for method, sampler, message in (
         (
-            methods.SGMCMC(orbit_moves=1),
-            samplers.PreconditionedSGLD(weights),
-            "requires SGLD or SGHMC",
-        ),
-        (
             methods.StochasticMILE(orbit_moves=1),
             samplers.SMILE(weights),
             "not SMILE: omit it",

@@ -20,7 +20,6 @@ from lightning_bnn.samplers import (
     SGLD,
     SMILE,
     CyclicalSchedule,
-    PreconditionedSGLD,
     langevin,
 )
 from weightsym.networks.randomness import keyed_generator
@@ -32,7 +31,6 @@ SAMPLERS = {
     "sgld": lambda p, **o: SGLD(p, lr=0.05, **o),
     "sghmc": lambda p, **o: SGHMC(p, lr=0.02, momentum=0.9, **o),
     "sghmc, no momentum": lambda p, **o: SGHMC(p, lr=0.05, momentum=0.0, **o),
-    "preconditioned": lambda p, **o: PreconditionedSGLD(p, lr=0.003, alpha=0.9995, **o),
     "smile": lambda p, **o: SMILE(p, lr=2.0, length=10.0, descent_steps=0, adapt_steps=0, **o),
 }
 EACH = pytest.mark.parametrize("name", SAMPLERS)
@@ -139,13 +137,12 @@ def test_no_noise_is_drawn_that_would_not_be_used(name, temperature, monkeypatch
 
 
 @pytest.mark.parametrize("option", [{"prior_precision": 4.0}, {"weight_decay": 4.0 / N}])
-@pytest.mark.parametrize("kind", [SGHMC, SGLD, PreconditionedSGLD])
+@pytest.mark.parametrize("kind", [SGHMC, SGLD])
 def test_a_prior_counts_as_it_should(kind, option):
     """Without data the prior is sampled: variance T / lambda."""
     theta = nn.Parameter(torch.randn(5_000, dtype=torch.float64) / 3)
-    more = {"alpha": 0.9995} if kind is PreconditionedSGLD else {}
-    sampler = kind([theta], lr=0.02 if more else 0.5, num_data=N, **option, **more)
-    run(sampler, theta, 1000 if more else 300, lambda t: 0 * t)
+    sampler = kind([theta], lr=0.5, num_data=N, **option)
+    run(sampler, theta, 300, lambda t: 0 * t)
     assert theta.var().item() == pytest.approx(1 / 4, rel=0.1)
 
 
@@ -262,7 +259,7 @@ def begun(name, seed=0):
         "sghmc": [{"params": params[:1], "lr": 0.01}, {"params": params[1:]}],
     }
     given = {"num_data": 10, "seed": seed}
-    make = {"smile": SMILE, "preconditioned": PreconditionedSGLD}.get(name, EVERY[name])
+    make = {"smile": SMILE}.get(name, EVERY[name])
     return params, make(groups.get(name, params), **given, **OPTIONS.get(name, {}))
 
 
@@ -316,7 +313,6 @@ def stepped(kind, numbers=2, **options):
 test_bad_arguments = refuses(
     (lambda p: SGHMC(p, momentum=1.0), "`momentum` must be at least 0 and below 1"),
     (lambda p: SGHMC(p, prior_precision=1.0, weight_decay=0.1), "are equivalent"),
-    (lambda p: PreconditionedSGLD(p, alpha=1.0), "`alpha` must be"),
     (lambda p: CyclicalSchedule(SGLD(p), 5, 1.0), "`exploration` must be"),
     (lambda p: CyclicalSchedule(torch.optim.SGD(p, 0.1), 5), "SGD has no temperature"),
     *((lambda p, k=k: stepped(k), "needs `num_data`") for k in (SGHMC, SGLD, SMILE)),

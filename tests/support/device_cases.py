@@ -288,7 +288,6 @@ ACTED = ("mlp", "tanh mlp", "norms of padding", "torch's attention", "heads")
 SAMPLERS = {
     "sgld": lambda p: samplers.SGLD(p, lr=0.05, num_data=10),
     "sghmc": lambda p: samplers.SGHMC(p, lr=0.05, num_data=10),
-    "preconditioned": lambda p: samplers.PreconditionedSGLD(p, lr=0.003, num_data=10),
     "smile": lambda p: samplers.SMILE(p, 0.1, 10, descent_steps=1, adapt_steps=4),
     "hmc": lambda p: samplers.HMC(p, 0.1, 3, adapt_steps=3),
     "mclmc": lambda p: samplers.MCLMC(p, 0.1, 1, descent_steps=1, adapt_steps=3),
