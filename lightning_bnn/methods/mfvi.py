@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -34,72 +33,11 @@ from weightsym.params import (
     check_count,
     check_not_negative,
     check_positive,
-    keyed_randomness,
-    widest,
 )
 
 __all__ = ["MFVI"]
 
-CANDIDATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-_STEPS, _JUDGED, _RATE = 100, 25, 0.02
 _SHARE_OF_IGNORANCE = 0.5
-
-
-@torch.enable_grad()
-def choose_scale(method: Any, state: Any, fit: Fit, run: Run) -> float:
-    """Choose the initial standard deviation by a short race.
-
-    Copies of the first member, one per candidate, train side by side for a hundred steps of Adam at
-    a rate of 0.02, on the first batches of the training data in the order of the loader, repeated
-    if there are fewer. The mean objective over the last quarter of the steps decides. The race has
-    random numbers of its own, and changes neither the state nor the likelihood.
-
-    Args:
-        method: `MFVI`.
-        state: of that method, not changed.
-        fit: provides the batches.
-        run: computes losses.
-    """
-    candidates = _candidates(state)
-    optimizer = torch.optim.Adam([candidates.mean, candidates.log_std], _RATE)
-    steps = 1 if fit.trial else _STEPS
-    device = candidates.mean.device
-    total = torch.zeros(len(CANDIDATES), dtype=widest(device), device=device)
-    with keyed_randomness("init_std", device=device):
-        for step, batch in enumerate(itertools.islice(_batches(fit), steps)):
-            losses = method.terms(candidates, method.draw(candidates), batch, run)["loss"]
-            grads = torch.autograd.grad(losses.sum(), [candidates.mean, candidates.log_std])
-            candidates.mean.grad, candidates.log_std.grad = grads
-            optimizer.step()
-            if step >= steps - _JUDGED:
-                total += losses.detach()
-    totals = fit.in_common({"losses": total})["losses"].nan_to_num(math.inf)
-    return CANDIDATES[int(totals.argmin())]
-
-
-def _candidates(state: Any) -> Any:
-    """Make copies of the first member, one per candidate."""
-    first = {name: t[:1] for name, t in state.stack().items()}
-    stack = {n: t.repeat(len(CANDIDATES), *(1,) * (t.ndim - 1)) for n, t in first.items()}
-    candidates = type(state)(stack, state.spec.names, 1.0)
-    logs = torch.tensor(CANDIDATES).log().to(candidates.log_std)
-    candidates.log_std.data.copy_(logs[:, None].expand_as(candidates.log_std))
-    candidates.tied, candidates.notes["kl_share"] = state.tied, 1.0
-    return candidates
-
-
-def _batches(fit: Fit) -> Iterator[Batch]:
-    """Repeat the batches of the first member forever."""
-    while True:
-        batch = None
-        for batch in fit.batches():
-            first = batch.of(0)
-            yield Batch(first.inputs, first.targets, number=batch.number)
-        if batch is None:
-            raise ValueError(
-                "`init_std` 'auto' reads the training data: pass `batches` of `Fit` to "
-                "`before_fit`, or set a number."
-            )
 
 
 @torch.no_grad()
@@ -132,12 +70,9 @@ def describe_noise_cost(state: Any, nll: Tensor, batch: Batch, run: Run) -> str:
     )
 
 
-InitStd = float | Literal["auto"]
 Initialisation = Literal["network", "blitz"]
 KL = Literal["closed", "sampled"]
 _LOG_2PI = math.log(2 * math.pi)
-_UNTIL_CHOSEN = 0.01
-"""Initial standard deviations until a race has chosen them."""
 
 
 class Means(State):
@@ -196,7 +131,7 @@ class Gaussians(Means):
 
     Attributes:
         notes: ``kl_share``, the share of the complexity terms in the next step, once a fit has
-            begun; ``init_std``, the initial deviation if a race has chosen it.
+            begun.
         epoch_steps: optimizer steps per epoch of this fit.
         is_new: whether the first step of a fit is still to come.
     """
@@ -205,7 +140,7 @@ class Gaussians(Means):
         super().__init__(stack, names)
         self.log_std = nn.Parameter(torch.full_like(self.mean.data, math.log(init_std)))
         self.tied: set[str] = set()
-        self.notes.update(kl_share=None, init_std=None)
+        self.notes.update(kl_share=None)
         self.epoch_steps: int | float = math.inf
         self.is_new = False
 
@@ -226,8 +161,7 @@ class MFVI(Method):
     Args:
         prior_std: standard deviation of the Gaussian prior.
         prior: another prior: a module with ``log_prob(params, names, stacked)``.
-        init_std: initial standard deviation of all weights; ``"auto"`` chooses among five
-            candidates by a race of a hundred steps on the first training batches.
+        init_std: initial standard deviation of all weights.
         initialisation: of the means: the weights of the ``"network"``, or the initialisation of
             BLiTZ (``"blitz"``: means from N(0, 0.1^2), deviations softplus(-7), for convolutions
             softplus(-6), instead of ``init_std``).
@@ -257,7 +191,7 @@ class MFVI(Method):
 
     prior_std: float = 1.0
     prior: nn.Module | None = None
-    init_std: InitStd = 0.01
+    init_std: float = 0.01
     initialisation: Initialisation = "network"
     elbo_samples: int = 1
     temperature: float = 1.0
@@ -271,10 +205,7 @@ class MFVI(Method):
 
     def __post_init__(self) -> None:
         check_positive("prior_std", self.prior_std)
-        if self.init_std != "auto":
-            check_positive("init_std", self.init_std)
-        elif self.initialisation == "blitz":
-            raise ValueError("`init_std` 'auto' does not go with `initialisation` 'blitz'.")
+        check_positive("init_std", self.init_std)
         check_count("elbo_samples", self.elbo_samples)
         check_not_negative("temperature", self.temperature)
         check_not_negative("kl_weight", self.kl_weight)
@@ -289,9 +220,7 @@ class MFVI(Method):
 
     def init(self, network: nn.Module, stack: Params) -> Any:
         names = trained_names(network, stack)
-        state = self.state_type(
-            stack, names, _UNTIL_CHOSEN if self.init_std == "auto" else self.init_std
-        )
+        state = self.state_type(stack, names, self.init_std)
         state.tied = tied_names(network)
         if self.initialisation == "blitz":
             _start_as_blitz(state, network)
@@ -405,20 +334,7 @@ class MFVI(Method):
         if fit.anew or state.notes["kl_share"] is None:
             state.notes["kl_share"] = 0.0
         state.epoch_steps = fit.epoch_steps
-        state.is_new = fit.anew and not fit.trial and self.init_std != "auto"
-        if self.init_std == "auto" and fit.anew and self._is_unchosen(state):
-            self._choose_start(state, fit, run)
-
-    @staticmethod
-    def _is_unchosen(state: Gaussians) -> bool:
-        """Return whether deviations are still those of `init`, without a loaded checkpoint."""
-        return bool((state.log_std == math.log(_UNTIL_CHOSEN)).all())
-
-    def _choose_start(self, state: Gaussians, fit: Fit, run: Run) -> None:
-        start = choose_scale(self, state, fit, run)
-        state.notes["init_std"] = start
-        state.log_std.data.fill_(math.log(start))
-        run.inform(f"{self.name}: standard deviations start at {start:g}.")
+        state.is_new = fit.anew and not fit.trial
 
     def _look_at_start(self, state: Gaussians, nll: Tensor, batch: Batch, run: Run) -> None:
         """Warn in the first step of a fit if the initial deviations are too large for the data."""

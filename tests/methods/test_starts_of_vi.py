@@ -1,4 +1,4 @@
-"""Where variational inference starts: the warm-up of complexity, the race of deviations."""
+"""Where variational inference starts: the warm-up of complexity, and too large deviations."""
 
 import math
 
@@ -8,9 +8,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from module_cases import Blobs, adam, fitted, made, network, same, state, trainer
 
 from lightning_bnn import methods, modules, params
-from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.methods import Batch, Fit, Progress, Run
-from lightning_bnn.methods import mfvi as starting
 
 X, Y = Blobs().load().train
 ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]
@@ -18,12 +16,6 @@ KINDS = {
     "mfvi": methods.MFVI,
     "symmetrized": methods.SymmetrizedVI,
 }
-
-
-@pytest.fixture(autouse=True)
-def _short_races(monkeypatch, request):
-    if "start_grows" not in request.node.name:
-        monkeypatch.setattr(starting, "_STEPS", 6)
 
 
 def begun(kind="mfvi", fit=None, net=None, members=2, **options):
@@ -79,8 +71,8 @@ def test_parts_of_epochs_and_the_end(kl_warmup, epoch_steps, wanted):
 
 
 @pytest.mark.parametrize("name", ["mfvi", "multi-capacity"])
-def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path, monkeypatch):
-    options, half = {"kl_warmup": 1.7, "init_std": "auto"}, tmp_path / "half.ckpt"
+def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path):
+    options, half = {"kl_warmup": 1.7}, tmp_path / "half.ckpt"
     whole, resumed, other = made(name, **options), made(name, **options), made(name)
 
     def save(run, *_):
@@ -88,7 +80,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path, monkeypatch):
             run.save_checkpoint(half)
 
     fitted(whole, None, LambdaCallback(on_train_batch_end=save), max_epochs=3)
-    monkeypatch.setattr(methods.mfvi, "choose_scale", None)  # whoever resumes does not race
     trainer(max_epochs=3).fit(resumed, Blobs(), ckpt_path=half, weights_only=True)
     assert same(state(resumed), state(whole))
     assert resumed.state.notes == whole.state.notes
@@ -114,67 +105,6 @@ def test_without_a_fit_it_says_what_is_missing():
 @pytest.mark.parametrize(("epochs", "said"), [(9, 1), (8, 0), (0, 0)])
 def test_a_warm_up_that_never_ends_is_said(epochs, said):
     assert sum("as long as the run" in m for m in begun(kl_warmup=epochs)[-1]) == said
-
-
-# ------------------------------------------------------------ the race
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_race_picks_a_candidate_and_leaves_no_trace(kind):
-    net = network()
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    _, found, _, messages = begun(kind, net=net, init_std="auto")
-    assert torch.equal(torch.rand(1), expected)
-    assert found.mean.grad is None
-    start = found.notes["init_std"]
-    assert start in starting.CANDIDATES
-    assert (found.log_std == math.log(start)).all()
-    assert sum("deviations start at" in m for m in messages) == 1
-    plain = begun(kind, net=net)[1]
-    assert torch.equal(found.mean, plain.mean)
-
-
-def test_the_start_grows_with_the_noise_of_the_data():
-    """The more the data say, the smaller it is: as the posterior's own deviations."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 6, generator=g)
-    y = x[:, :3] + 0.01 * torch.randn(200, 3, generator=g)
-    net, starts = torch.nn.Linear(6, 3), []
-    for noise in (0.02, 1.0, 50.0):
-        method = methods.MFVI(init_std="auto")
-        run = Run(net, Gaussian(std=noise), num_data=200, inform=lambda _: None)
-        found = method.init(net, params.populate(net, 1, torch.Generator().manual_seed(1)))
-        method.before_fit(found, Fit(batches=lambda: [Batch((x,), y)]), run)
-        starts.append(found.notes["init_std"])
-    assert starts == sorted(starts)
-    assert starts[0] <= 0.01
-    assert starts[-1] == 0.3
-
-
-def test_one_race_only(monkeypatch):
-    races = []
-    monkeypatch.setattr(methods.mfvi, "choose_scale", lambda *args: races.append(1) or 0.1)
-    module = made("mfvi", init_std="auto")
-    fitted(module, max_epochs=1)
-    fitted(module, max_epochs=1)  # another fit goes on with what was trained
-    module.state.log_std.data.fill_(math.log(0.01))
-    method = module.method
-    method.before_fit(module.state, Fit(anew=False, batches=lambda: ALL), module.run)
-    assert len(races) == 1
-
-
-@pytest.mark.parametrize("kind", ["fixed", "learned"])
-def test_statistics_and_likelihoods_do_not_move(kind):
-    net = network(batch_norm=True)
-    likelihood = Gaussian(kind, 0.5, targets=3)
-    method, run = methods.MFVI(init_std="auto"), Run(net, likelihood, 60, inform=lambda _: None)
-    found = method.init(net, params.populate(net, 1))
-    before = {n: t.clone() for n, t in {**found.stack(), **likelihood.state_dict()}.items()}
-    data = [Batch((X,), torch.nn.functional.one_hot(Y).float())]
-    method.before_fit(found, Fit(batches=lambda: data), run)
-    after = {**found.stack(), **likelihood.state_dict()}
-    assert all(torch.equal(after[n], t) for n, t in before.items())
-    assert likelihood.log_std.grad is None
 
 
 # ------------------------------------------------------------ the warning
@@ -209,16 +139,9 @@ def test_a_run_that_goes_on_is_not_warned():
         ({"kl_warmup": math.inf}, "`kl_warmup` must not be negative"),
         ({"kl_warmup": True}, "`kl_warmup` must not be negative"),
         ({"init_std": "large"}, "`init_std` must be positive"),
-        ({"init_std": "auto", "initialisation": "blitz"}, "`init_std` 'auto' does not go with"),
     ],
 )
 @pytest.mark.parametrize("kind", [modules.MFVI, modules.SymmetrizedVI])
 def test_nonsense_is_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         kind(network(), optimizer=adam, **options)
-
-
-@pytest.mark.bad_input
-def test_a_race_needs_data():
-    with pytest.raises(ValueError, match="'auto' reads the training data"):
-        begun(init_std="auto", fit=Fit(epochs=9))

@@ -267,7 +267,6 @@ AT_THE_END = {
     "laplace full": {"optimizer": STANDING},
     "laplace kron": {"optimizer": STANDING},
     "swag": {"optimizer": STANDING, "swa_lr": 1e-12},
-    "mfvi": {"optimizer": STANDING, "init_std": "auto"},
     "hmc": {},
     "mile": {},
 }

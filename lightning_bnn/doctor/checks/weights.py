@@ -48,7 +48,7 @@ def wrong_deviations(e: Evidence) -> Finding | None:
         f"{says} the curvature of the loss and the prior {end}",
         why,
         "Train longer or with a larger learning rate for the deviations, start elsewhere "
-        "(`init_std='auto'`), and check `num_data`, `temperature` and `kl_weight`.",
+        "(`init_std`), and check `num_data`, `temperature` and `kl_weight`.",
         {"median": median, "quartile": quartile},
     )
 
