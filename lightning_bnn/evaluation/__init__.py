@@ -7,7 +7,6 @@ from weightsym import lazy_package
 if TYPE_CHECKING:
     from lightning_bnn.evaluation.draws import draw, predictions_of_mode
     from lightning_bnn.evaluation.evaluators import Evaluator, numbers_of
-    from lightning_bnn.evaluation.function_space import function_distances
     from lightning_bnn.predictions import (
         ClassPredictions,
         DensityPredictions,
@@ -22,7 +21,6 @@ __all__ = [
     "GaussianPredictions",
     "Predictions",
     "draw",
-    "function_distances",
     "numbers_of",
     "predictions_of_mode",
 ]
