@@ -12,10 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.metrics import mutual_information
 from lightning_bnn.models import mlp
-from lightning_bnn.modules import MFVI, Predictive
 from lightning_bnn.posteriors import Posterior
 from weightsym import params as P
 
@@ -177,34 +175,3 @@ def test_ensembles_predict_as_they_do_themselves(problem):
     theirs = probly_ensemble_of(*problem)
     found = Posterior.of(theirs).predictor(4)(net, x)
     torch.testing.assert_close(found, torch.stack([member(x) for member in theirs]))
-
-
-# ------------------------------------------------------------ ours in theirs
-def test_probly_measures_our_networks(problem):
-    probly = pytest.importorskip("probly.quantification")
-    from probly.representer import representer
-
-    net, x, _ = problem
-    plain = MFVI(net, init_std=0.5).predictive(9)
-    found, outputs = probly.decompose(representer(plain)(x)), plain.outputs(x)
-    torch.testing.assert_close(found.epistemic, mutual_information(outputs, from_logits=True))
-    torch.testing.assert_close(found.total, torch.special.entr(plain(x)).sum(-1))
-    assert found.epistemic.min() > 1e-4
-    theirs = probly_ensemble_of(*problem)  # through our posterior and back
-    again = Predictive(net, Posterior.of(theirs).networks, Categorical())
-    expected = probly.decompose(representer(theirs)(x))
-    torch.testing.assert_close(
-        probly.decompose(representer(again)(x)).epistemic, expected.epistemic
-    )
-
-
-def test_probly_measures_our_regressions(problem):
-    probly = pytest.importorskip("probly.quantification")
-    from probly.representer import representer
-
-    net, x, _ = problem
-    plain = Predictive(mlp(4, [5], 2), P.populate(mlp(4, [5], 2), 9), Gaussian("heteroscedastic"))
-    found, mean = probly.SecondOrderVarianceDecomposition(representer(plain)(x)), plain(x)
-    torch.testing.assert_close(found.aleatoric, mean.noise)
-    torch.testing.assert_close(found.epistemic, mean.epistemic)
-    torch.testing.assert_close(found.total, mean.variance)

@@ -20,8 +20,7 @@ from lightning_bnn.calibration import Calibrated, calibrated
 from lightning_bnn.calibration.calibrated import validation_loaders
 from lightning_bnn.calibration.calibrators import method_of
 from lightning_bnn.evaluation.evaluators import Evaluator, named_sets
-from lightning_bnn.extras import needed
-from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
+from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.methods import Purpose
 from lightning_bnn.methods.method import AS_IT_IS
 from lightning_bnn.modules.fitting import complete
@@ -381,30 +380,3 @@ class Predictive(nn.Module):
         members = P.unstack({name: t.detach() for name, t in P.of(self.networks).items()})
         outputs = [functional_call(self.template, member, inputs, named) for member in members]
         return tree_map(lambda *t: torch.stack(t) if isinstance(t[0], Tensor) else t[0], *outputs)
-
-    def predict_representation(self, *inputs: Any, **named: Any) -> Any:
-        """Return the predicted distributions of all networks, as a sample for the package probly.
-
-        Its ``representer`` finds this method, so that a `Predictive` is a predictor of theirs.
-
-        Args:
-            *inputs: of the network.
-            **named: inputs by the names of the network's ``forward``.
-        """
-        with needed("predict_representation"):
-            from probly.representation import distribution
-            from probly.representation.sample import create_sample
-
-        outputs = self.outputs(*inputs, **named)
-        if isinstance(self.likelihood, Gaussian):
-            mean, std = self.likelihood.moments(outputs)
-            each = distribution.create_gaussian_distribution(mean, std.square())
-        elif isinstance(self.likelihood, Categorical):
-            logits = outputs if self.likelihood.classes == "last" else outputs.movedim(2, -1)
-            each = distribution.create_categorical_distribution_from_logits(logits)
-        else:
-            raise ValueError(
-                "probly has distributions for Categorical and Gaussian, not for "
-                f"{type(self.likelihood).__name__}."
-            )
-        return create_sample(each, sample_axis=0)
