@@ -40,7 +40,7 @@ __all__ = [
     "SequenceScores",
 ]
 
-Noise = Literal["fixed", "learned", "correlated", "heteroscedastic"]
+Noise = Literal["fixed", "learned", "heteroscedastic"]
 FEW_CLASSES = 32
 """With so many classes at most the examples go last while probabilities are normalised."""
 _LOG_2PI = math.log(2 * math.pi)
@@ -399,11 +399,9 @@ class Gaussian(Likelihood):
 
     Args:
         noise: ``"fixed"`` standard deviation; ``"learned"``, one parameter per target;
-            ``"correlated"``, a learned full covariance of the targets, as regressions of each error
-            on the earlier ones; ``"heteroscedastic"``, the second half of the outputs, through a
-            softplus.
+            ``"heteroscedastic"``, the second half of the outputs, through a softplus.
         std: the standard deviation, initially if it is learned.
-        targets: number of targets, for ``"learned"`` and ``"correlated"``.
+        targets: number of targets, for ``"learned"``.
         least: added to heteroscedastic standard deviations.
 
     >>> Gaussian(std=2.0).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
@@ -420,40 +418,23 @@ class Gaussian(Likelihood):
         check_positive("least", least)
         check_count("targets", targets)
         self.noise, self.least = noise, least
-        learns = noise in ("learned", "correlated")
+        learns = noise == "learned"
         log_std = torch.full((targets if learns else 1,), math.log(std))
         self.log_std = nn.Parameter(log_std, requires_grad=learns)
-        if noise == "correlated":
-            self.regression = nn.Parameter(torch.zeros(targets, targets))
 
     def extra_repr(self) -> str:
         """Return the options that ``print`` shows in parentheses."""
         return self.noise
 
-    @property
-    def whitening(self) -> Tensor | None:
-        """Matrix that makes correlated errors independent with variance one."""
-        if self.noise != "correlated":
-            return None
-        rows, log_std = at_least_single(self.regression), at_least_single(self.log_std)
-        return (torch.eye(len(rows)).to(rows) - rows.tril(-1)) * (-log_std).exp()[:, None]
-
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the targets."""
-        learns = self.noise in ("learned", "correlated")
-        if learns and len(self.log_std) != outputs.shape[-1]:
+        if self.noise == "learned" and len(self.log_std) != outputs.shape[-1]:
             raise ValueError(
                 f"`outputs` has {outputs.shape[-1]} columns, but the likelihood has "
                 f"{len(self.log_std)} standard deviations: set `targets=...`."
             )
         if self.noise != "heteroscedastic":
-            white = self.whitening
-            if white is None:
-                std = self.log_std.exp()
-            else:
-                identity = torch.eye(len(white)).to(white)
-                std = torch.linalg.solve_triangular(white, identity, upper=False).norm(dim=-1)
-            return outputs, std.to(outputs).expand_as(outputs)
+            return outputs, self.log_std.exp().to(outputs).expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(
                 "`outputs` must be means and raw scales side by side, got an odd number, "
@@ -471,13 +452,8 @@ class Gaussian(Likelihood):
                 f"`targets` must have shape {tuple(mean.shape[-2:])}, got {tuple(targets.shape)}"
                 + (": add a dimension, `targets[:, None]`." if targets.ndim == 1 else ".")
             )
-        white = self.whitening
-        if white is None:
-            z, log_scale = (targets - mean) / std, std.log()
-        else:
-            errors = at_least_single(targets - mean)
-            z, log_scale = errors @ white.mT.to(errors), self.log_std.to(errors)
-        return -(z.square() / 2 + log_scale + _LOG_2PI / 2).sum(-1)
+        z = (targets - mean) / std
+        return -(z.square() / 2 + std.log() + _LOG_2PI / 2).sum(-1)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the derivatives of log-densities, of scales through the softplus."""
@@ -494,9 +470,7 @@ class Gaussian(Likelihood):
 
     def curvature_root(self, outputs: Tensor) -> Tensor:
         """Return roots of 1 / std^2 at a mean, and of 2 (dstd / draw)^2 / std^2 at a raw scale."""
-        white, std = self.whitening, self.moments(outputs)[1]
-        if white is not None:
-            return white.mT.to(outputs).expand(len(outputs), -1, -1)
+        std = self.moments(outputs)[1]
         if self.noise != "heteroscedastic":
             return torch.diag_embed(1 / std)
         slope = outputs.chunk(2, -1)[1].sigmoid()

@@ -360,14 +360,7 @@ class GaussianPredictions(Predictions):
 
     def log_densities(self) -> Tensor:
         """Log-density of all targets of every example together."""
-        means, stds = self.components()
-        targets = self.truth
-        white = getattr(self.likelihood, "whitening", None)
-        if white is None:
-            return log_mean_exp(log_density(means, stds, targets).sum(-1))
-        white = where_precise(white.detach()).double().to(means.device)
-        logs = log_density((targets - means) @ white.mT, torch.ones_like(stds), means.new_zeros(()))
-        return log_mean_exp(logs.sum(-1) + white.diagonal().log().sum())
+        return log_mean_exp(log_density(*self.components(), self.truth).sum(-1))
 
     def calibrated(self, calibrator: Any) -> GaussianPredictions:
         """The same predictions, with the means and standard deviations of a calibrator."""

@@ -8,7 +8,6 @@ from scipy.stats import norm
 from torch import distributions as D
 from torch.nn import functional as F
 
-from lightning_bnn.evaluation import Evaluator
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian, IsotropicGaussianPrior
 from lightning_bnn.metrics import mutual_information
 
@@ -48,44 +47,6 @@ def test_gaussian(noise):
     torch.testing.assert_close(prediction.mean, mean.mean(0))
     wanted = (mean.square() + std.square()).mean(0) - mean.mean(0).square()  # of the mixture
     torch.testing.assert_close(prediction.variance.detach(), wanted, rtol=1e-5, atol=0)
-
-
-def correlated(targets=3):
-    """A likelihood with a covariance, and the covariance by hand."""
-    likelihood = Gaussian("correlated", targets=targets).double()
-    g = torch.Generator().manual_seed(3)
-    for parameter in likelihood.parameters():
-        parameter.data.normal_(generator=g)
-    errors = torch.linalg.inv(torch.eye(targets) - likelihood.regression.detach().tril(-1))
-    return likelihood, errors @ torch.diag((2 * likelihood.log_std.detach()).exp()) @ errors.T
-
-
-def test_correlated_noise_is_a_gaussian_with_a_covariance():
-    likelihood, covariance = correlated()
-    outputs, y = torch.randn(2, 5, 3).double(), torch.randn(5, 3).double()
-    expected = D.MultivariateNormal(outputs, covariance).log_prob(y)
-    torch.testing.assert_close(likelihood.log_prob(outputs, y).detach(), expected)
-    mean, std = likelihood.moments(outputs)
-    torch.testing.assert_close(std.detach(), covariance.diag().sqrt().expand(2, 5, 3))
-    apart = D.Normal(mean, std).log_prob(y).sum(-1)
-    assert not torch.allclose(apart, expected)
-    metrics = Evaluator(likelihood)
-    metrics.add(outputs, y)
-    joint = (expected.logsumexp(0) - np.log(2)).mean()
-    torch.testing.assert_close(metrics.values()["nll"].double(), -joint, rtol=1e-5, atol=0)
-    assert metrics.values()["nll_moments"] > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_correlated_noise_in_half_precision(dtype):
-    likelihood, _ = correlated()
-    outputs, y = torch.randn(2, 5, 3), torch.randn(5, 3)
-    wanted = likelihood.float().log_prob(outputs, y).detach()
-    mixed = likelihood.log_prob(outputs.to(dtype), y).detach()
-    half = likelihood.to(dtype).log_prob(outputs.to(dtype), y.to(dtype)).detach()
-    for found in (mixed, half):
-        torch.testing.assert_close(found.float(), wanted, rtol=0.1, atol=0.5)
-    assert likelihood.predictive(outputs.to(dtype)).noise.isfinite().all()
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -374,8 +374,6 @@ def method_of(likelihood: Any, name: str | None = None) -> str:
             "`likelihood` must be Categorical, Bernoulli or Gaussian to be calibrated, got "
             f"{type(likelihood).__name__}."
         )
-    if getattr(likelihood, "noise", None) == "correlated":
-        raise ValueError("Targets with correlated noise are not calibrated, only one by one.")
     return names[0] if name is None else check_choice("method", name, names)
 
 

@@ -164,8 +164,7 @@ def _quality(
     likelihood = posterior.likelihood
     has_scores = kind_of(likelihood, sets[0].targets()) is not DensityPredictions
     sets = sets if has_scores else sets[:1]  # others say nothing without targets
-    is_calibrated = has_scores and getattr(likelihood, "noise", None) != "correlated"
-    held_out = [] if validation is None or not is_calibrated else [validation]
+    held_out = [] if validation is None or not has_scores else [validation]
     of_modes = _predictions(posterior, reference, [*sets, *held_out], share)
 
     def numbers(of_sets: Sequence[Predictions]) -> NumbersOf:

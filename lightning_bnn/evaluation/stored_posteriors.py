@@ -184,7 +184,7 @@ class StoredPosterior:
 
     def knows_its_noise(self) -> bool:
         """Return whether the likelihood belongs to these networks: banks store no learned noise."""
-        learned = getattr(self.likelihood, "noise", None) in ("learned", "correlated")
+        learned = getattr(self.likelihood, "noise", None) == "learned"
         return not (learned and self.origin.get("kind") == "networks")
 
     def chains(self) -> list[int] | None:

@@ -126,11 +126,6 @@ def _check_kinds(likelihood: Any, of_teacher: Any, softening: float) -> None:
             f"teacher with {type(of_teacher).__name__}: both must be Categorical, Bernoulli or "
             "Gaussian."
         )
-    if isinstance(likelihood, Gaussian) and likelihood.noise == "correlated":
-        raise ValueError(
-            "The teacher's variances do not determine correlated noise: use "
-            "`likelihood=Gaussian('heteroscedastic')`."
-        )
     if softening != 1 and isinstance(likelihood, Gaussian | Dirichlet):
         raise ValueError(
             f"`softening` applies to Categorical and Bernoulli, not {type(likelihood).__name__}."

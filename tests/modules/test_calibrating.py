@@ -143,7 +143,6 @@ class Own(nn.Module):
 @pytest.mark.bad_input
 def test_what_calibration_refuses(fitted, tmp_path):
     module, data = fitted
-    noisy = DeepEnsemble(nn.Linear(6, 3), likelihood=Gaussian("correlated"))
     own = DeepEnsemble(nn.Linear(6, 3), likelihood=Own())
     alone = Loaders(torch.zeros(1, 6), torch.zeros(1).long())
     for call, words in (
@@ -158,7 +157,6 @@ def test_what_calibration_refuses(fitted, tmp_path):
         (lambda: module.calibrate(data, "platt"), "`method` must be one of temperature"),
         (lambda: module.calibrate(data, held_out=1), "`held_out` must be between 0 and 1"),
         (lambda: module.calibrate(alone), "at least 2 validation examples, got 1"),
-        (lambda: noisy.calibrate(data), "correlated noise are not calibrated"),
         (lambda: own.calibrate(data), "must be Categorical, Bernoulli or Gaussian"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -18,10 +18,8 @@ CASES = {
     "bernoulli": (Bernoulli(), 1),
     "fixed": (Gaussian(std=0.3), 2),
     "learned": (Gaussian("learned", std=0.7, targets=2), 2),
-    "correlated": (Gaussian("correlated", targets=2), 2),
     "heteroscedastic": (Gaussian("heteroscedastic", least=0.1), 4),
 }
-CASES["correlated"][0].regression.data[1, 0] = 0.8
 
 
 def targets_and_weights(likelihood, outputs):
@@ -35,8 +33,6 @@ def targets_and_weights(likelihood, outputs):
     k = mean.shape[-1]
     grid = torch.cartesian_prod(*[nodes] * k).view(-1, k)
     joint = torch.cartesian_prod(*[weights / weights.sum()] * k).view(-1, k).prod(-1)
-    if (white := likelihood.whitening) is not None:
-        return mean + grid @ white.inverse().mT, joint
     return mean + std * grid, joint
 
 
