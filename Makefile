@@ -55,14 +55,15 @@ check: $(STAMP)  ## style, layers and static types
 
 bench: $(STAMP)  ## large networks, and all that is timed, into docs/benchmarks; ONLY=name, AGAIN=1
 	$(BIN)/python -m pip install --quiet rebasin==0.0.47 torch-uncertainty==0.13.0
-	$(BIN)/python -m pip install --quiet --no-deps torchdrift==0.1.0.post1
 	$(BIN)/python -m pip install --quiet --no-deps blitz-bayesian-pytorch==0.2.8 bayesian-torch==0.5.0 posteriors==0.1.3 optree==0.20.0 tensordict==0.15.3 torchopt==0.7.3 pyvers==0.2.3 numba==0.68.1
 	$(BIN)/python -m pip install --quiet jax==0.10.2 blackjax==1.7.1
 	$(if $(ONLY),,$(BIN)/python -m pytest -m slow)
 	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again)
 
-gpu: $(STAMP)  ## tests and times on the GPUs of this machine, into docs/benchmarks; ONLY=populations, QUICK=1
-	$(BIN)/python benchmarks/gpu.py --out runs/gpu --pages $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
+gpu: $(STAMP)  ## tests and times on the GPU of this machine, into docs/benchmarks
+	LIGHTNING_BNN_DEVICE=cuda $(BIN)/python -m pytest -m e2e -q --tb=short tests/test_another_device.py tests/fast/test_graphs.py
+	$(BIN)/python benchmarks/gpu_populations.py --device cuda --sizes 1 100 10000 100000 --repeats 2 --record docs/benchmarks/gpu_populations.json
+	$(BIN)/python benchmarks/tables.py
 
 oldest:  ## the lowest versions that pyproject.toml allows, in an environment of their own; PYTHONS="python3.10 python3.13"
 	.ci/oldest $(PYTHONS)

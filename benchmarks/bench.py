@@ -1,7 +1,7 @@
 """Everything that is timed, one script after the other, into the files that the pages show.
 
 python benchmarks/bench.py                     `make bench`
-python benchmarks/bench.py --only metrics_mmd ratios `make bench ONLY="metrics_mmd ratios"`
+python benchmarks/bench.py --only vi_steps ratios `make bench ONLY="vi_steps ratios"`
 python benchmarks/bench.py --again             `make bench AGAIN=1`
 python benchmarks/bench.py --list              what there is, and of when its file is
 
@@ -26,7 +26,6 @@ SCRIPTS = Path(__file__).parent
 RUNS = {
     "symmetry_masses": "symmetry.py masses",
     "symmetry_matching": "symmetry.py matching",
-    "metrics_mmd": "metrics.py mmd --repeats 3",
     "callbacks_steps": "callbacks.py steps",
     "discovery": "discovery.py",
     "checkpoints": "checkpoints.py --shapes 62M 124M 355M 1.2B --commands match merge",
@@ -36,7 +35,6 @@ RUNS = {
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
     "growth": "growth.py",
-    "costs": "costs.py",
     "doctor": "doctor.py --seeds 1",
     "distil": "distil.py",
     "bayesian_adapters": "bayesian_adapters.py",

@@ -7,7 +7,6 @@ also replayed as CUDA graphs, and the latter compiled by `torch.compile`. In JAX
 `jit`, 32 steps in one scan. All start from the same networks, and are compared after 32 steps.
 """
 
-import contextlib
 import functools
 import importlib.util
 import logging
@@ -33,8 +32,6 @@ COMPILED = (100, 10_000, 100_000)
 """Compilation takes seconds for each size, and convolutions of JAX half a minute."""
 SLOW = ("torch.func", "torch.func, compiled", "torch.func, graph", "ours, no graphs")
 """Ways that the largest population is not trained by."""
-PREPARATION = 50
-"""Seconds for compilers, before what is timed waits for its turn."""
 COMPARED, STEPS = (1, 100), 32
 """Sizes whose networks are compared after so many steps."""
 AT_ONCE = 10_000
@@ -204,19 +201,6 @@ def of_a_way(options, record, who, made, batches, labels):
     return after
 
 
-def fill_caches(options, network, batches, sizes):
-    """Let compilers do, and keep on disk, what they will be asked for, as far as time allows."""
-    start = time.perf_counter()
-    for members in sizes:
-        stack = P.populate(network, members, torch.Generator().manual_seed(0))
-        for who, make in ways(options.device, network, members).items():
-            if who in ("torch.func, compiled", "JAX, scan"):
-                with contextlib.suppress(Exception):  # it will be recorded
-                    make(network, stack)[0](*batches[0])
-            if time.perf_counter() - start > PREPARATION:
-                return
-
-
 def in_trainer(options, record, name, network, shape, classes, members):
     count, repeats = (23, options.repeats) if members < AT_ONCE else (6, 1)
     times, batches = Times(1, options.device), Batches(shape, classes, count, options.device)
@@ -240,15 +224,11 @@ def main():
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     torch.set_float32_matmul_precision("high")  # as JAX does, and cuDNN
     sizes = (1, 100) if options.quick else options.sizes
-    chosen = []
+    record = Record(options)
     for case in options.case:
         name, network, shape, classes, _ = [*cases()][case]
         network = network.to(options.device)
         batches = Batches(shape, classes, 8, options.device).batches
-        fill_caches(options, network, batches, sizes)
-        chosen.append((name, network, batches, shape, classes))
-    record = Record(options)
-    for name, network, batches, shape, classes in chosen:
         for members in sizes:
             stack = P.populate(network, members, torch.Generator().manual_seed(0))
             torch._dynamo.reset()

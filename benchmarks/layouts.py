@@ -146,24 +146,6 @@ def symmetry_matching(rows: list[Row]) -> Table:
     return [*table, ["rebasin 0.0.47", shown(seconds(theirs)), "", ""]]
 
 
-# ------------------------------------------------------------ metrics
-@layout
-def metrics_mmd(rows: list[Row]) -> Table:
-    names = {
-        "mmd_table": "`mmd_table`",
-        "one more method": "one more method against the same `MMDReference`",
-        "scipy": "scipy: distances once, 20 numpy kernels (float64)",
-        "torchdrift": "torchdrift 0.1: 20 calls (another Laplace kernel)",
-    }
-    ours = pick(rows, who="mmd_table")
-    table = [["what", "time", "ratio"]]
-    for who, name in names.items():
-        row = pick(rows, who=who)
-        table.append([name, shown(seconds(row)), over(row, ours)])
-    error = value(rows, "error")
-    return [*table, ["largest relative error against float64", f"{error:.0e}", ""]]
-
-
 # ------------------------------------------------------------ callbacks
 @layout
 def callbacks_steps(rows: list[Row]) -> Table:
@@ -287,21 +269,6 @@ def _over_seeds(rows: list[Row], title: str, numbers: dict[str, str]) -> Table:
 @layout
 def ratios(rows: list[Row]) -> Table:
     return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]
-
-
-@layout
-def costs(rows: list[Row]) -> Table:
-    plain = pick(rows, who="plain adapters")
-    table = [["what", "cost", "/ plain adapters"]]
-    for row in rows:
-        if row["what"] == "step":
-            cells = [f"{row['who']}, a step", shown(seconds(row)), over(row, plain)]
-        elif row["what"] == "import":
-            cells = [f"`{row['line']}`", shown(row["value"]), ""]
-        else:
-            cells = [f"{row['who']}, memory", f"{row['value']:.0f} {row['what']}", ""]
-        table.append(cells)
-    return table
 
 
 # ------------------------------------------------------------ doctor

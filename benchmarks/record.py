@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import shlex
-import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +57,6 @@ class Record:
     """The rows of one run; each is printed as it is found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        _take_turn()
         self.options, self.rows = options, list[Row]()
         device = _device(options.device)
         print(f"{options.threads} threads at most, {device}, torch {torch.__version__}", flush=True)
@@ -94,16 +92,6 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     head = json.dumps({k: v for k, v in content.items() if k != "rows"}, indent=1)[:-2]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
-
-
-def _take_turn() -> None:
-    """Wait until no other process is timed or prepares, where several were started at once."""
-    number, limit = os.environ.pop("BENCHMARK_TURN", None), os.environ.pop("BENCHMARK_LIMIT", "0")
-    if number is not None:
-        import fcntl
-
-        fcntl.flock(int(number), fcntl.LOCK_EX)
-        signal.alarm(int(limit))
 
 
 def _device(name: str) -> str:
