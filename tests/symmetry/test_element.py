@@ -51,16 +51,12 @@ def one_by_one(params, sym, values):
     return mix(params, sym, values["matrices"])
 
 
-@each
-def test_it_does_what_its_parts_do_one_by_one(name):
-    _, _, sym, params = find(name)
+def it_does_what_its_parts_do_one_by_one(sym, params):
     values = parts(sym, seeded(1))
     same(Element.of_groups(sym, **values)(params), one_by_one(params, sym, values))
 
 
-@each
-def test_products_and_inverses(name):
-    _, _, sym, params = find(name)
+def products_and_inverses(sym, params):
     g, h = (Element.random(sym, seeded(k)) for k in (1, 2))
     moved = g(h(params))
     same((g @ h)(params), moved)
@@ -72,9 +68,7 @@ def test_products_and_inverses(name):
     assert Element.identity(sym)(params) == params
 
 
-@each
-def test_members_move_each_by_itself(name):
-    _, _, sym, params = find(name)
+def members_move_each_by_itself(sym, params):
     stack = P.stack([params, params, params])
     values, others = (parts(sym, seeded(k), 3) for k in (3, 4))
     g, h = (Element.of_groups(sym, **v) for v in (values, others))
@@ -88,10 +82,8 @@ def test_members_move_each_by_itself(name):
     same(g.inverse(moved), stack)
 
 
-@each
-def test_gradients_are_dual(name):
+def gradients_are_dual(sym, params):
     """Products of weights and gradients stay; and those of squares are squares."""
-    _, _, sym, params = find(name)
     weights = {n: t for n, t in params.items() if n in sym.shapes and t.is_floating_point()}
     values = {**parts(sym, seeded(5)), "shifts": None}
     g = Element.of_groups(sym, **values)
@@ -107,10 +99,8 @@ def test_gradients_are_dual(name):
         same(squared, {n: t.square() for n, t in moved.items()})
 
 
-@each
-def test_permutations_and_matrices_are_read_off(name):
+def permutations_and_matrices_are_read_off(sym, params):
     """Those that it was made of, and those of a product and of an inverse."""
-    _, _, sym, params = find(name)
     for members in (None, 3):
         values, others = (parts(sym, seeded(k), members) for k in (8, 9))
         g = Element.of_groups(sym, **values)
@@ -130,9 +120,7 @@ def compose_with_inverse(orders, sym):
     return Element.of_groups(sym, permutations=compose(orders, invert(orders, sym), sym))
 
 
-@each
-def test_stacks_are_joined_and_parted(name):
-    _, _, sym, params = find(name)
+def stacks_are_joined_and_parted(sym, params):
     g, h = (Element.of_groups(sym, **{**parts(sym, seeded(k), 2), "shifts": None}) for k in (1, 2))
     one = Element.of_groups(sym, **{**parts(sym, seeded(3)), "shifts": None})
     joined, stack = Element.joined([g, h, one], [2, 2, 1]), P.stack([params] * 5)
@@ -142,6 +130,23 @@ def test_stacks_are_joined_and_parted(name):
     rows = torch.tensor([4, 0, 2])
     same(joined.of_members(rows)(P.stack([params] * 3)), {n: t[rows] for n, t in whole.items()})
     same(joined.of_members(3)(params), {n: t[3] for n, t in whole.items()})
+
+
+AXIOMS = (
+    it_does_what_its_parts_do_one_by_one,
+    products_and_inverses,
+    members_move_each_by_itself,
+    gradients_are_dual,
+    permutations_and_matrices_are_read_off,
+    stacks_are_joined_and_parted,
+)
+
+
+@each
+def test_every_axiom_holds(name):
+    _, _, sym, params = find(name)
+    for axiom in AXIOMS:
+        axiom(sym, params)
 
 
 def test_what_does_not_commute_is_told_apart():
