@@ -44,7 +44,8 @@ test: $(STAMP)  ## install into .venv and run the tests, on WORKERS=2 processes
 	$(PYTEST)
 
 test-all: $(STAMP)  ## the tests with annotations and shapes checked, those that start processes, too
-	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow)' $(ANNOTATIONS)
+	read=$$(mktemp -d) && trap 'rm -r "$$read"' EXIT && export LIGHTNING_BNN_SYMMETRIES="$$read" && \
+	$(PYTEST) -m 'not ($(HIDDEN) or e2e or slow)' $(ANNOTATIONS) && \
 	$(PYTEST) -m '($(HIDDEN) or e2e) and not slow' tests
 
 check: $(STAMP)  ## style, layers and static types

@@ -47,12 +47,20 @@ def _solved():
     return cache._results
 
 
+_SHARED = "LIGHTNING_BNN_SYMMETRIES"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _read_by_all(tmp_path_factory):
-    """Processes of one run share what they read of the networks that are known."""
-    table = sys.modules.get("known_networks.table")
-    if table and "PYTEST_XDIST_WORKER" in os.environ:
+    """Processes of one run share what they read of the networks that are known.
+
+    Both runs of `make test-all` do, by the folder `LIGHTNING_BNN_SYMMETRIES`.
+    """
+    table, folder = sys.modules.get("known_networks.table"), os.environ.get(_SHARED)
+    if not folder and "PYTEST_XDIST_WORKER" in os.environ:
         folder = tmp_path_factory.getbasetemp().parent / "symmetries"
+    if table and folder:
+        folder = Path(folder)
         folder.mkdir(exist_ok=True)
         table.SHARED[:] = [folder]
 
