@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from checked_symmetries import close, find, seeded
+from checked_symmetries import close, find, furthest, seeded
 from known_networks import NETWORKS, each
+from test_large_networks import count_as_large
 
 from weightsym import (
     Element,
@@ -22,6 +23,7 @@ from weightsym import (
 )
 from weightsym import params as P
 from weightsym.files import save_tensors
+from weightsym.matching.moved import Moved
 
 TOLERANCE = 1e-7
 
@@ -132,6 +134,24 @@ def stacks_are_joined_and_parted(sym, params):
     same(joined.of_members(3)(params), {n: t[3] for n, t in whole.items()})
 
 
+def tensors_move_one_by_one_as_the_whole_network_does(sym, params):
+    g = seeded(1)
+    signs, orders = random_signs(sym, g), random_permutations(sym, g)
+    matrices = random_mixings(sym, g)
+    whole = mix(permute(flip(params, sym, signs), sym, orders), sym, matrices)
+    first = Element.of_groups(sym, signs=signs)
+    then = Element.of_groups(sym, permutations=orders, matrices=matrices)
+    network = Moved(params, first)
+    assert all(torch.allclose(network[n], t) for n, t in flip(params, sym, signs).items())
+    network.move(then)
+    for n in params:
+        assert torch.allclose(network[n], whole[n], atol=1e-6)
+    network.stand(Element(sym))
+    assert all(torch.equal(network[n], t) for n, t in params.items())
+    if sym.linear:  # random matrices are never one
+        assert furthest(whole, params) > 0.01
+
+
 AXIOMS = (
     it_does_what_its_parts_do_one_by_one,
     products_and_inverses,
@@ -139,11 +159,13 @@ AXIOMS = (
     gradients_are_dual,
     permutations_and_matrices_are_read_off,
     stacks_are_joined_and_parted,
+    tensors_move_one_by_one_as_the_whole_network_does,
 )
 
 
 @each
-def test_every_axiom_holds(name):
+def test_every_axiom_holds(name, monkeypatch):
+    count_as_large(monkeypatch)
     _, _, sym, params = find(name)
     for axiom in AXIOMS:
         axiom(sym, params)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from checked_symmetries import find, seeded
-from known_networks import ORDERED, each, marked
+from known_networks import ORDERED, marked
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
@@ -16,7 +16,6 @@ from weightsym import (
     flip,
     match,
     match_all,
-    mix,
     permute,
     random_mixings,
     random_permutations,
@@ -24,7 +23,7 @@ from weightsym import (
 )
 from weightsym import params as P
 from weightsym.matching.channels import distance
-from weightsym.matching.moved import Moved, Recent, gram, inner_products
+from weightsym.matching.moved import Recent, gram, inner_products
 from weightsym.matching.sketches import Sketches
 
 SETTINGS = {
@@ -59,26 +58,6 @@ def moved(params, sym, signs=True):
 
 
 # ------------------------------------------------------------ moving
-@each
-def test_tensors_move_one_by_one_as_the_whole_network_does(name, as_large):
-    _, _, sym, params = find(name)
-    g = seeded(1)
-    signs, orders = random_signs(sym, g), random_permutations(sym, g)
-    matrices = random_mixings(sym, g)
-    whole = mix(permute(flip(params, sym, signs), sym, orders), sym, matrices)
-    first = Element.of_groups(sym, signs=signs)
-    then = Element.of_groups(sym, permutations=orders, matrices=matrices)
-    network = Moved(params, first)
-    assert all(torch.allclose(network[n], t) for n, t in flip(params, sym, signs).items())
-    network.move(then)
-    for n in params:
-        assert torch.allclose(network[n], whole[n], atol=1e-6)
-    network.stand(Element(sym))
-    assert all(torch.equal(network[n], t) for n, t in params.items())
-    if sym.linear:  # random matrices are never one
-        assert furthest(whole, params, sorted(sym.touched)) > 0.01
-
-
 def test_what_no_longer_fits_is_let_go_of():
     recent = Recent[str](100)
     for k, size in enumerate((5, 4, 10, 40, 10)):
