@@ -90,7 +90,7 @@ same = all(torch.equal(tensor, after[7][name]) for name, tensor in before.items(
 print(after, "- network 7 is what it was:", same)
 
 # %% [markdown]
-# The same call continues after a crash, on Ray or Slurm if one machine is too slow
+# The same call continues after a crash, and `--first` trains parts on other machines
 # ([scale](../scale.md)).
 #
 # ## Predictions without holding them

@@ -25,7 +25,7 @@ from lightning_bnn.metrics.validation import (
     check_labels,
     probabilities,
 )
-from lightning_bnn.plots.predictions import reliability_figure
+from lightning_bnn.plots.predictions import draw_reliability, reliability_figures
 from weightsym.params import check_count, check_tensors
 
 __all__ = [
@@ -227,7 +227,9 @@ class _Calibration(ExactMetric):
         if val is not None:
             return self._plot(val, ax)
         self.compute()  # of all processes
-        return reliability_figure(*self._diagram, ax=ax)
+        ax = reliability_figures({"": self._diagram}).axes[0] if ax is None else ax
+        draw_reliability(ax, *self._diagram)
+        return ax.figure, ax
 
 
 class ECE(_Calibration):

@@ -23,8 +23,6 @@ _LOOK: dict[str, Any] = {
     "scatterpoints": 3,
 }  # fmt: skip
 """Of legends."""
-_BELOW = 0.5
-"""Inches from axes to their legend, with ticks and a label in between."""
 _ALONG, _UP = 2.3, 1.9
 """Inches of a panel's axes, which labels do not exceed."""
 _ALONG_CARD, _UP_CARD = 3.4, 1.2
@@ -37,10 +35,8 @@ _HANDLE, _BESIDE = 0.5, 0.6
 """Inches that a legend needs besides its text, alone and beside other columns."""
 
 
-def axes_of(ax: Axes | None, size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
-    """Return the given axes and their figure, or those of a new figure."""
-    if ax is not None:
-        return ax.figure, ax
+def axes_of(size: tuple[float, float] = (4.5, 5.0)) -> tuple[Any, Axes]:
+    """Create a figure of single axes."""
     figure, axes = _grid(1, 1, size)
     return figure, axes[0]
 
@@ -259,26 +255,6 @@ def legend(axes: Sequence[Axes], least: int = 2, last: str = "") -> None:
     grid: Any = axes[0].get_subplotspec()
     position = f"outside {'upper' if grid.get_gridspec().nrows > 2 else 'lower'} center"
     figure.legend(marks.values(), marks.keys(), loc=position, ncols=columns, **_LOOK)
-
-
-def legend_below(ax: Axes) -> None:
-    """Add a legend below axes that may belong to another figure."""
-    from matplotlib.transforms import ScaledTranslation
-
-    figure: Any = ax.figure
-    marks, names = ax.get_legend_handles_labels()
-    below = ax.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
-    ax.legend(
-        marks, names, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below,
-        borderaxespad=0, ncols=_columns(names, figure.bbox_inches.width * _share(ax), 2),
-        **_LOOK,
-    )  # fmt: skip
-
-
-def _share(ax: Axes) -> float:
-    """Return the shares of the figure's width for axes and their surroundings."""
-    position = ax.get_subplotspec()
-    return ax.get_position().width if position is None else 1 / position.get_gridspec().ncols
 
 
 def _columns(names: Collection[str] | Mapping[str, Any], width: float, most: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_bnn.plots.axes import axes_of, legend, legend_below, panels_of
+from lightning_bnn.plots.axes import legend, panels_of
 from lightning_bnn.plots.lines import Line, lines_figure
 
 if TYPE_CHECKING:
@@ -16,31 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def reliability_figure(
-    count: Tensor, confidence: Tensor, accuracy: Tensor, ax: Axes | None = None
-) -> tuple[Figure, Axes]:
-    """Plot a reliability diagram: accuracy against confidence, and examples per bin.
+def draw_reliability(ax: Axes, count: Tensor, confidence: Tensor, accuracy: Tensor) -> None:
+    """Draw a reliability diagram: accuracy against confidence, and examples per bin.
 
     Args:
+        ax: where to draw.
         count: number of examples per bin.
         confidence: mean confidence per bin.
         accuracy: fraction of correct examples per bin.
-        ax: target axes; by default those of a new figure.
-
-    >>> import torch
-    >>> from lightning_bnn.metrics import reliability
-    >>> confidence, correct = torch.rand(100), torch.rand(100) < 0.5
-    >>> figure, ax = reliability_figure(*reliability(confidence, correct))
-    >>> ax.get_xlabel(), ax.get_ylabel()
-    ('confidence', 'accuracy')
     """
-    figure, ax = axes_of(ax, (4.2, 4.8))
-    _reliability(ax, count, confidence, accuracy)
-    legend_below(ax)
-    return figure, ax
-
-
-def _reliability(ax: Axes, count: Tensor, confidence: Tensor, accuracy: Tensor) -> None:
     used = (count > 0).cpu()
     x, y, n = (t.cpu().double()[used].numpy() for t in (confidence, accuracy, count))
     ax.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1, label="perfect")
@@ -66,8 +50,7 @@ def reliability_figures(diagrams: Mapping[str, Sequence[Tensor]]) -> Figure:
     """
     figure, axes = panels_of(len(diagrams), height=3.1)
     for ax, (title, diagram) in zip(axes, diagrams.items(), strict=True):
-        count, confidence, accuracy = diagram
-        _reliability(ax, count, confidence, accuracy)
+        draw_reliability(ax, *diagram)
         ax.set_title(title)
     legend(axes)
     return figure

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_bnn.plots.axes import (
     CARD,
-    TEXT,
     axes_of,
     label_edges,
     label_ends,
@@ -41,7 +40,7 @@ def curves_figure(steps: Sequence[int], values: Mapping[str, Tensor], label: str
     """
     from matplotlib import colormaps
 
-    figure, ax = axes_of(None, CARD)
+    figure, ax = axes_of(CARD)
     many = len(values) > _NAMED
     ranks = sorted(values, key=lambda name: float(values[name].nanmean()))
     named = {*ranks[: _NAMED - 2], ranks[-1]} if many else set(ranks)
@@ -116,7 +115,7 @@ def family_figure(names: Sequence[str], apart: Tensor) -> Figure:
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
 
-    figure, ax = axes_of(None, (7.0, min(14.0, 1.5 + 0.25 * len(names))))
+    figure, ax = axes_of((7.0, min(14.0, 1.5 + 0.25 * len(names))))
     tree = linkage(squareform(apart.clamp(max=_FARTHEST).numpy()), "single")
     dendrogram(
         tree, labels=list(names), orientation="left", ax=ax, no_labels=len(names) > 60,
@@ -140,7 +139,7 @@ def layers_figure(
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
     ['conv1', 'fc']
     """
-    figure, ax = axes_of(None, (CARD[0], max(CARD[1], 0.9 + 0.2 * len(values))))
+    figure, ax = axes_of((CARD[0], max(CARD[1], 0.9 + 0.2 * len(values))))
     for k, name in enumerate(series):
         numbers = [row[k] for row in values.values()]
         ax.plot(numbers, range(len(numbers)), "os"[k % 2], markersize=6 - k, mfc="none", label=name)
@@ -230,59 +229,3 @@ def _rhats(ax: Axes, rhat: Mapping[str, Tensor]) -> None:
 
 _SPACES = ("black", "tab:brown", "tab:pink")
 """Colours that no chain has, if there are few chains."""
-
-
-def gaussians_figure(
-    panels: Sequence[tuple[str, Tensor, Tensor, Tensor, Tensor]],
-    columns: int,
-    labels: tuple[str, str] = ("", ""),
-) -> Figure:
-    """Plot diagonal Gaussians in the plane, as two-sigma ellipses over a density.
-
-    Args:
-        panels: title, axis of a square grid, density on it (first index: first coordinate), means
-            and standard deviations ``(gaussians, 2)``. Densities are shown relative to their
-            maxima.
-        columns: number of panels side by side.
-        labels: of both axes.
-
-    >>> import torch
-    >>> axis = torch.linspace(-2, 2, 20)
-    >>> density = (-(axis[:, None] ** 2 + axis**2) / 2).exp()
-    >>> panel = "one mode", axis, density, torch.zeros(1, 2), torch.ones(1, 2)
-    >>> figure = gaussians_figure([panel], columns=1, labels=("first weight", "second weight"))
-    >>> figure.axes[0].get_title(), figure.axes[0].get_xlabel()
-    ('one mode', 'first weight')
-    """
-    from matplotlib.patches import Ellipse
-
-    figure, axes = panels_of(len(panels), columns, 2.2, 2.0)
-    shares = [k / 10 for k in range(1, 11)]
-    for ax, (title, axis, density, means, stds) in zip(axes, panels, strict=True):
-        grid = axis.double().numpy()
-        share = (density / density.max()).double().numpy().T
-        drawn = ax.contourf(grid, grid, share, levels=shares, cmap="Blues")
-        for k, (mean, std) in enumerate(zip(means.tolist(), stds.tolist(), strict=True)):
-            name = "_" if k else "a Gaussian, two standard deviations"
-            ellipse = Ellipse(
-                mean, 4 * std[0], 4 * std[1], fill=False, color="C3", lw=1, label=name
-            )
-            ax.add_patch(ellipse)
-        ax.set_title(title, fontsize=TEXT - 1)
-        ax.set(xlim=(grid[0], grid[-1]), ylim=(grid[0], grid[-1]), aspect="equal")
-        ax.locator_params(nbins=3)
-        ax.tick_params(labelsize=TEXT - 1)
-    label_edges(axes, labels)
-    _inner_ticks_go(axes, columns)
-    bar = figure.colorbar(drawn, ax=figure.axes, location="bottom", shrink=0.7, aspect=40, pad=0.02)
-    bar.set_label("density, as a share of its maximum", fontsize=TEXT)
-    legend(axes, 1)
-    return figure
-
-
-def _inner_ticks_go(axes: Sequence[Axes], columns: int) -> None:
-    """Remove inner tick labels if all panels have the same limits."""
-    if len({(ax.get_xlim(), ax.get_ylim()) for ax in axes}) > 1:
-        return
-    for k, ax in enumerate(axes):
-        ax.tick_params(labelleft=k % columns == 0, labelbottom=k + columns >= len(axes))

@@ -17,7 +17,7 @@ from lightning_bnn.findings import Findings, publish, results_folder
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.models import two_relus
 from lightning_bnn.modules import MFVI, Bayesian, SymmetrizedVI
-from lightning_bnn.plots import weights
+from lightning_bnn.plots.axes import TEXT, label_edges, legend, panels_of
 from lightning_bnn.posteriors.mutual_information import (
     Sampled,
     draw_information,
@@ -192,12 +192,28 @@ def findings_of(results: list[Result], settings: Mapping[str, Any]) -> Findings:
 
 def draw(results: list[Result], noise: float) -> Any:
     """Plot the exact posterior of every slope, and the Gaussians of all seeds as ellipses."""
-    methods = dict.fromkeys(r.method for r in results)
-    panels = []
-    for r in sorted(results, key=lambda r: (r.alpha, list(METHODS).index(r.method))):
-        title = f"{r.method}\nalpha = {r.alpha:g}"
-        panels.append((title, *posterior_density(r.alpha, noise), r.mean, r.std))
-    return weights.gaussians_figure(panels, columns=len(methods), labels=("weight 1", "weight 2"))
+    from matplotlib.patches import Ellipse
+
+    columns = len({r.method for r in results})
+    figure, axes = panels_of(len(results), columns, 2.2, 2.0)
+    results = sorted(results, key=lambda r: (r.alpha, list(METHODS).index(r.method)))
+    for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
+        axis, density = posterior_density(r.alpha, noise)
+        share, shares = (density / density.max()).mT, [k / 10 for k in range(1, 11)]
+        drawn = ax.contourf(axis, axis, share, levels=shares, cmap="Blues")
+        name = "a Gaussian, two standard deviations"
+        for mean, std in zip(r.mean.tolist(), r.std.tolist(), strict=True):
+            ax.add_patch(Ellipse(mean, *(4 * s for s in std), fill=False, color="C3", label=name))
+        ax.set_title(f"{r.method}\nalpha = {r.alpha:g}", fontsize=TEXT - 1)
+        ax.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]), aspect="equal")
+        ax.locator_params(nbins=3)
+        below = k + columns >= len(axes)
+        ax.tick_params(labelsize=TEXT - 1, labelleft=k % columns == 0, labelbottom=below)
+    label_edges(axes, ("weight 1", "weight 2"))
+    bar = figure.colorbar(drawn, ax=figure.axes, location="bottom", shrink=0.7, aspect=40, pad=0.02)
+    bar.set_label("density, as a share of its maximum", fontsize=TEXT)
+    legend(axes, 1)
+    return figure
 
 
 def posterior_density(alpha: float, noise: float, side: int = 121) -> tuple[Tensor, Tensor]:

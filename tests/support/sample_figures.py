@@ -108,13 +108,10 @@ FIGURES = {
     "one chain space": lambda: weights.chains_figure(
         {"function": CHAINS}, {"function": torch.rand(5)}, every=False
     ),
-    "gaussians": lambda: weights.gaussians_figure(
-        [("MFVI", X, torch.outer(X, X), torch.rand(3, 2), torch.rand(3, 2))] * 4, 2, ("u", "v")
-    ),
     "layers": lambda: weights.layers_figure(
         dict.fromkeys(short_names(NAMES["ResNet"]).values(), (1.0, 0.7)), ("raw", "least"), "size"
     ),
     "distances": lambda: weights.distances_figure({"stored": {"1": 1.0, "2": 2.0}}, {"1": 0.5}),
-    "reliability": lambda: predictions.reliability_figure(*BINS)[0],
+    "reliability": lambda: predictions.reliability_figures({"": BINS}),
     "reliability, twice": lambda: predictions.reliability_figures({"before": BINS, "after": BINS}),
 }  # fmt: skip
