@@ -184,7 +184,7 @@ class LaplaceGaussian(Posterior):
 
         On a CPU the root for all weights together is a matrix, stored while they do not change.
         """
-        shrink, left = self._precision(block).rsqrt(), block.left
+        shrink, left = self.precision(block).rsqrt(), block.left
         few = left is not None and left.device.type == "cpu" and left.nbytes <= _LARGEST_ROOT
         if left is None or not few or block.right is not None or shrink.shape[1] > 1:
             return block.rotated(block.coordinates(noise) * shrink)
@@ -210,7 +210,7 @@ class LaplaceGaussian(Posterior):
         for block in self.blocks:
             centre, spec = P.ravel(mean, block.names)
             moved = joined(params, spec, "params", stacked=True) - centre
-            precision = self._precision(block)
+            precision = self.precision(block)
             density = (
                 precision.log()
                 - precision * block.coordinates(moved.to(block.eigenvalues)).square()
@@ -219,7 +219,8 @@ class LaplaceGaussian(Posterior):
             total = total + density.flatten(1).sum(1) / 2
         return total
 
-    def _precision(self, block: CurvatureBlock) -> Tensor:
+    def precision(self, block: CurvatureBlock) -> Tensor:
+        """The precision of every coordinate of a block."""
         values = block.eigenvalues
         return (values + self.prior_precision.to(values)) / self.temperature
 
@@ -278,7 +279,7 @@ def _output_predictor(posterior: LaplaceGaussian, n: int, seed: int) -> Predicto
         v_i = \textstyle\sum_j (R^T \phi)_j^2 / p_{ij}
     """
     mean, name = posterior.constants.tensors(), str(posterior.last_layer)
-    blocks = [(b, posterior._precision(b).reciprocal()) for b in posterior.blocks]
+    blocks = [(b, posterior.precision(b).reciprocal()) for b in posterior.blocks]
     if any(b.left is not None and len(b.names) > 1 for b, _ in blocks):
         raise ValueError("A full curvature of this size cannot be sampled: use 'kron' or 'diag'.")
 

@@ -5,20 +5,18 @@ r"""Merging of Gaussian posteriors over one network, weighted by their precision
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
-from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
+from lightning_bnn.posteriors.laplace import LaplaceGaussian
 from weightsym import Element, Symmetries, isometric, match, match_all, without_groups
 from weightsym.params import (
     Params,
-    RavelSpec,
     check_positive,
     is_weight,
     precise,
@@ -30,8 +28,10 @@ __all__ = ["merge_gaussians", "transform_gaussian"]
 
 
 def merge_gaussians(
-    posteriors: Sequence[Any], prior_std: float | None = None, symmetries: Symmetries | None = None
-) -> Any:
+    posteriors: Sequence[Posterior],
+    prior_std: float | None = None,
+    symmetries: Symmetries | None = None,
+) -> DiagonalGaussian:
     r"""Merge Gaussians, such as those of clients, into one proportional to their product.
 
     .. math:: \Lambda = \textstyle\sum_k \Lambda_k - (K - 1) / \sigma^2, \quad
@@ -39,26 +39,22 @@ def merge_gaussians(
 
     If each posterior has its own data and the same prior, the product contains the prior K times.
     Dividing by all but one gives the posterior of all the data, which is exact for a linear model
-    with a Gaussian likelihood and full covariance matrices (`LaplaceGaussian` of the structure
-    ``"full"``). Without ``prior_std``, means are averaged by precisions.
+    with a Gaussian likelihood and independent inputs. Without ``prior_std``, means are averaged by
+    precisions.
 
     Networks that were trained apart differ by symmetries, and adapters B A by an invertible matrix
     between their factors. If symmetries are given, the means are first matched to the first one. A
-    prior admits only permutations, signs and rotations; without one, all matrices are used. Full
-    curvatures are moved exactly, and deviations of independent weights stay those of single
-    weights. (A product over the entries of B A would have no low rank.) Symmetries that would move
-    fixed weights are left out. BatchNorm statistics are averaged: estimate them again.
+    prior admits only permutations, signs and rotations; without one, all matrices are used.
+    Deviations stay those of single weights. (A product over the entries of B A would have no low
+    rank.) Symmetries that would move fixed weights are left out. BatchNorm statistics are averaged:
+    estimate them again.
 
     Args:
-        posteriors: `DiagonalGaussian`, or `LaplaceGaussian` of the structures ``"full"`` and
-            ``"diag"``, all over the same weights.
-        prior_std: standard deviation of the Gaussian prior around zero that all of them have; a
-            `LaplaceGaussian` with another is refused. A posterior with less precision than the
-            prior contributes nothing to that weight.
+        posteriors: `DiagonalGaussian`, or `LaplaceGaussian` of the structure ``"diag"``, all over
+            the same weights.
+        prior_std: standard deviation of the Gaussian prior around zero that all of them have. A
+            posterior with less precision than the prior contributes nothing to that weight.
         symmetries: result of `weightsym.discover` for the network.
-
-    Returns:
-        A posterior of their kind.
 
     References:
         | A Bayesian Committee Machine (Tresp, 2000)
@@ -74,20 +70,33 @@ def merge_gaussians(
     tensor([4.])
     """
     check_positive("prior_std", prior_std, optional=True)
-    kinds = {type(p) for p in posteriors}
-    if kinds == {LaplaceGaussian}:
-        return _merged_laplace(posteriors, prior_std, symmetries)
-    if kinds != {DiagonalGaussian}:
-        names = ", ".join(sorted(posterior_class.__name__ for posterior_class in kinds)) or "none"
-        raise ValueError(
-            f"`posteriors` must all be DiagonalGaussian, or all LaplaceGaussian, got {names}."
-        )
-    _check_alike([p.centre for p in posteriors], [{*p.spec.names} for p in posteriors])
+    if not posteriors:
+        raise ValueError("`posteriors` must hold at least one.")
+    gaussians = [_independent(p) for p in posteriors]
+    _check_alike([p.centre for p in gaussians], [{*p.spec.names} for p in gaussians])
     if symmetries is not None:
-        names, isometries = posteriors[0].spec.names, prior_std is not None
-        elements = _to_first([p.centre for p in posteriors], names, symmetries, isometries)
-        posteriors = [transform_gaussian(p, g) for p, g in zip(posteriors, elements, strict=True)]
-    return _product(posteriors, 0.0 if prior_std is None else prior_std**-2)
+        names, isometries = gaussians[0].spec.names, prior_std is not None
+        elements = _to_first([p.centre for p in gaussians], names, symmetries, isometries)
+        gaussians = [transform_gaussian(p, g) for p, g in zip(gaussians, elements, strict=True)]
+    return _product(gaussians, 0.0 if prior_std is None else prior_std**-2)
+
+
+def _independent(posterior: Posterior) -> DiagonalGaussian:
+    """Return a Gaussian over independent weights as one of their deviations."""
+    if isinstance(posterior, DiagonalGaussian):
+        return posterior
+    if not isinstance(posterior, LaplaceGaussian) or any(
+        block.left is not None or block.right is not None for block in posterior.blocks
+    ):
+        raise ValueError(
+            "`posteriors` must be DiagonalGaussian, or LaplaceGaussian of the structure 'diag', "
+            f"got {type(posterior).__name__}."
+        )
+    mean, std = posterior.constants.tensors(), dict[str, Tensor]()
+    for block in posterior.blocks:
+        deviations = posterior.precision(block).rsqrt().flatten()
+        std |= unravel(deviations, ravel(mean, block.names)[1])
+    return DiagonalGaussian(mean, std, list(std))
 
 
 def _product(posteriors: Sequence[DiagonalGaussian], prior: float) -> DiagonalGaussian:
@@ -159,93 +168,6 @@ def _of_movable(sym: Symmetries, names: set[str]) -> Symmetries:
     signs = tuple(g for g in sym.signs if sym.moved_by(g) <= names)
     linear = tuple(g for g in sym.linear if sym.moved_by(g) <= names)
     return replace(without_groups(sym, keep), signs=signs, linear=linear)
-
-
-# ------------------------------------------------------------ Laplace approximations
-def _merged_laplace(
-    posteriors: Sequence[LaplaceGaussian], prior_std: float | None, symmetries: Symmetries | None
-) -> Any:
-    """Merge the curvatures, which are those of the data alone, and the means."""
-    first, every = posteriors[0], [p.constants.tensors() for p in posteriors]
-    varying = [n for b in first.blocks for n in b.names]
-    _check_alike(every, [{n for b in p.blocks for n in b.names} for p in posteriors])
-    if len({(p.temperature, p.last_layer, p.prediction) for p in posteriors}) > 1:
-        raise ValueError("`posteriors` must have the same temperature, layers and prediction.")
-    priors = [float(p.prior_precision) for p in posteriors]
-    prior = sum(priors) if prior_std is None else prior_std**-2
-    if prior_std is not None and not all(math.isclose(p, prior, rel_tol=1e-3) for p in priors):
-        raise ValueError(f"`prior_std` {prior_std} does not match the precisions {priors}.")
-    elements = None if symmetries is None else _to_first(every, varying, symmetries, True)
-    if elements is not None:
-        every = [g(network) for g, network in zip(elements, every, strict=True)]
-    mean = {**every[0], **_constants(every, varying)}
-    merged = []
-    for row in _rows(posteriors):
-        names, like = row[0].names, row[0].eigenvalues
-        spec = ravel(mean, names)[1]
-        each = [_curvature(block, names, mean) for block in row]
-        if elements is not None:
-            moved = zip(each, elements, priors, strict=True)
-            each = [_moved_curvature(h, g, spec, p) for h, g, p in moved]
-        curvatures = torch.stack(each)
-        means = [precise(ravel(network, names)[0]) for network in every]
-        pulls = [_times(h, m) + p * m for h, m, p in zip(curvatures, means, priors, strict=True)]
-        values, left = _eigen(curvatures.sum(0), torch.finfo(like.dtype).eps)
-        pull = torch.stack(pulls).sum(0)
-        turned = (pull if left is None else left.mT @ pull) / _checked(values + prior)
-        centre = turned if left is None else left @ turned
-        mean |= {n: t.to(mean[n]) for n, t in unravel(centre, spec).items()}
-        left = None if left is None else left.to(like)
-        merged.append(CurvatureBlock(names, values.view_as(like).to(like), left))
-    options = first.temperature, first.prediction, first.last_layer
-    return LaplaceGaussian(mean, merged, prior, *options)
-
-
-def _rows(posteriors: Sequence[LaplaceGaussian]) -> list[list[CurvatureBlock]]:
-    """Group the blocks of all posteriors over the same weights, in the order of the first."""
-    every = [{frozenset(block.names): block for block in p.blocks} for p in posteriors]
-    if len({frozenset((n, b.left is None) for n, b in blocks.items()) for blocks in every}) > 1:
-        raise ValueError("`posteriors` must have curvatures of one structure, 'full' or 'diag'.")
-    return [[blocks[names] for blocks in every] for names in every[0]]
-
-
-def _curvature(block: CurvatureBlock, names: Sequence[str], network: Params) -> Tensor:
-    """Return the curvature of a block, a diagonal or a matrix, in the order of names."""
-    values, left = precise(block.eigenvalues), block.left
-    if block.right is not None or (left is not None and values.shape[1] > 1):
-        raise ValueError("Kronecker factors cannot be added: use the structure 'full' or 'diag'.")
-    if not bool(values.isfinite().all()):
-        raise ValueError("`posteriors` hold NaN or infinite values.")
-    places = torch.arange(values.numel())
-    order = ravel(unravel(places, ravel(network, block.names)[1]), names)[0]
-    if left is None:
-        return values.flatten()[order]
-    turned = precise(left)[order]
-    return (turned * values.mT) @ turned.mT
-
-
-def _moved_curvature(curvature: Tensor, element: Element, spec: RavelSpec, prior: float) -> Tensor:
-    """Move a curvature by an isometry; of a diagonal one, the variances of single weights."""
-
-    def act(g: Element, rows: Tensor) -> Tensor:
-        return ravel(g.on_some(unravel(rows, spec)), spec.names, rows.ndim > 1)[0]
-
-    if curvature.ndim == 1:
-        return act(element.squares, (curvature + prior).reciprocal()).reciprocal() - prior
-    return act(element, act(element, curvature).mT.contiguous())
-
-
-def _eigen(curvature: Tensor, rounding: float) -> tuple[Tensor, Tensor | None]:
-    """Return nonnegative eigenvalues, and the rotation if there is one."""
-    if curvature.ndim == 1:
-        return curvature, None
-    values, left = torch.linalg.eigh(curvature)
-    least = rounding * len(values) * values.abs().max()
-    return values.where(values.abs() > least, values.clamp_min(0)), left
-
-
-def _times(curvature: Tensor, vector: Tensor) -> Tensor:
-    return curvature * vector if curvature.ndim == 1 else curvature @ vector
 
 
 # ------------------------------------------------------------ networks that belong together

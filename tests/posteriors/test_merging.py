@@ -37,43 +37,36 @@ def generator(seed=0):
 
 
 # ------------------------------------------------------------ linear regression
-def shards(orthogonal):
+def shards():
     """Data of four clients, of different sizes and designs."""
     g, weights = generator(), torch.arange(INPUTS) - 2.0
     for rows in (5, 8, 13, 40):
         x = torch.randn(rows, INPUTS, generator=g).double()
-        x = torch.linalg.qr(x)[0] * torch.rand(INPUTS, generator=g) * 3 if orthogonal else x
+        x = torch.linalg.qr(x)[0] * torch.rand(INPUTS, generator=g) * 3  # weights are independent
         yield x, x @ weights.double() + NOISE * torch.randn(rows, generator=g).double()
 
 
-def exact(x, y, diagonal):
+def exact(x, y):
     """The posterior of a linear regression."""
-    curvature = x.T @ x / NOISE**2
-    precision = curvature + torch.eye(INPUTS) / PRIOR**2
+    precision = x.T @ x / NOISE**2 + torch.eye(INPUTS) / PRIOR**2
     mean = {"w": torch.linalg.solve(precision, x.T @ y / NOISE**2)}
-    if diagonal:
-        return DiagonalGaussian(mean, {"w": precision.diagonal().rsqrt()})
-    values, left = torch.linalg.eigh(curvature)
-    return LaplaceGaussian(mean, [CurvatureBlock(("w",), values[:, None], left)], PRIOR**-2)
+    return DiagonalGaussian(mean, {"w": precision.diagonal().rsqrt()})
 
 
-def laplace_diagonal(x, y, _):
+def laplace(x, y):
     values = x.square().sum(0) / NOISE**2
     mean = {"w": x.T @ y / NOISE**2 / (values + PRIOR**-2)}
     return LaplaceGaussian(mean, [CurvatureBlock(("w",), values[:, None])], PRIOR**-2)
 
 
-@pytest.mark.parametrize(
-    ("posterior", "diagonal"), [(exact, True), (exact, False), (laplace_diagonal, True)]
-)
-def test_posteriors_of_parts_of_the_data_are_merged_to_that_of_all(posterior, diagonal):
-    every = list(shards(diagonal))
-    whole = posterior(*(torch.cat(parts) for parts in zip(*every, strict=True)), diagonal)
-    parts = [posterior(x, y, diagonal) for x, y in every]
+@pytest.mark.parametrize("posterior", [exact, laplace])
+def test_posteriors_of_parts_of_the_data_are_merged_to_that_of_all(posterior):
+    every = list(shards())
+    whole = posterior(*(torch.cat(parts) for parts in zip(*every, strict=True)))
+    parts = [posterior(x, y) for x, y in every]
     points = {"w": torch.randn(20, INPUTS, generator=generator(1)).double()}
     wanted = whole.log_prob(points)
     torch.testing.assert_close(merge_gaussians(parts, PRIOR).log_prob(points), wanted)
-    assert type(merge_gaussians(parts, PRIOR)) is type(whole)
     with_all_priors = merge_gaussians(parts).log_prob(points)
     assert (with_all_priors - wanted).abs().max() > 1
     product = torch.stack([part.log_prob(points) for part in parts]).sum(0)
@@ -88,13 +81,10 @@ def test_a_posterior_that_is_less_sure_than_the_prior_says_nothing():
     torch.testing.assert_close(merged.deviations["w"], torch.tensor([100, 199.0]).rsqrt())
 
 
-def halves(names, values, left=None):
+def halves(names, values):
     """A Laplace approximation over two tensors of one number each, in an order."""
     mean = {name: torch.tensor([float(ord(name))]) for name in names}
-    return LaplaceGaussian(mean, [CurvatureBlock(names, torch.tensor(values)[:, None], left)])
-
-
-TURN = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+    return LaplaceGaussian(mean, [CurvatureBlock(names, torch.tensor(values)[:, None])])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +95,6 @@ TURN = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
             DiagonalGaussian({"b": torch.full((2,), 100.0), "a": torch.ones(1)}, 0.5),
         ),
         (halves(("a", "b"), [1.0, 2.0]), halves(("b", "a"), [2.0, 1.0])),
-        (halves(("a", "b"), [1.0, 2.0], TURN), halves(("b", "a"), [1.0, 2.0], TURN.flip(0))),
     ],
 )
 def test_weights_are_merged_by_name_in_any_order(one, other):
@@ -113,12 +102,6 @@ def test_weights_are_merged_by_name_in_any_order(one, other):
     wanted = merge_gaussians([one, one]).log_prob(points)
     for pair in ([one, other], [other, one]):
         torch.testing.assert_close(merge_gaussians(pair).log_prob(points), wanted)
-
-
-def test_precisions_that_a_prior_makes_positive_may_have_negative_curvature():
-    values = [-0.5, 3.0]
-    merged = merge_gaussians([halves(("a", "b"), values)] * 2)
-    torch.testing.assert_close(merged.blocks[0].eigenvalues[:, 0], torch.tensor([-1.0, 6.0]))
 
 
 # ------------------------------------------------------------ symmetries
@@ -222,25 +205,15 @@ def moments(w, log_weights):
     return mean.detach(), square.sqrt().detach(), 1 / weights.square().sum()
 
 
-def as_laplace(full):
-    def make(mean, stds):
-        values = torch.cat([t.flatten() for t in stds.values()]).pow(-2) - 1
-        left = torch.eye(len(values), dtype=values.dtype) if full else None
-        return LaplaceGaussian(mean, [CurvatureBlock(tuple(mean), values[:, None], left)])
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"), [(DiagonalGaussian, 0.5), (as_laplace(False), 0.5), (as_laplace(True), 0.2)]
-)
 @pytest.mark.parametrize("seed", range(2))
-def test_adapters_in_other_frames_have_the_moments_of_the_product(kind, error, seed):
+def test_adapters_in_other_frames_have_the_moments_of_the_product(seed):
     g, centre, clients = generator(50 + seed), factors(seed), []
     for angle, side in ((0.0, 1), (1.1, -1), (2.5, 1)):
         near = {n: t + 0.03 * torch.randn(t.shape, generator=g) for n, t in centre.items()}
         stds = {n: 0.03 + 0.05 * torch.rand(t.shape, generator=g).double() for n, t in near.items()}
-        clients.append(kind(turned(near, frames(torch.tensor(angle).double(), side)), stds))
+        clients.append(
+            DiagonalGaussian(turned(near, frames(torch.tensor(angle).double(), side)), stds)
+        )
     net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)).double()
     sym = discover(net, torch.randn(2, 3).double())
     merged, naive = (merge_gaussians(clients, 1.0, s).sample(20_000, g) for s in (sym, None))
@@ -251,7 +224,7 @@ def test_adapters_in_other_frames_have_the_moments_of_the_product(kind, error, s
     mean, std, count = moments(w, product - in_any_frame(proposal, w))
     (found, spread, _), (wrong, *_) = (moments(d, torch.zeros(20_000)) for d in (merged, naive))
     assert count > 150
-    assert ((found - mean).abs() < error * std).all()
+    assert ((found - mean).abs() < 0.5 * std).all()
     torch.testing.assert_close(spread, std, rtol=0.2, atol=0)
     assert ((wrong - mean).abs() > 10 * std).any()
 
@@ -301,51 +274,34 @@ def test_symmetries_that_would_move_fixed_weights_are_left_out(activation, act, 
     torch.testing.assert_close(held["1.weight"], base["1.weight"], rtol=0, atol=0)
 
 
-def by_curvature(values=(1.0, 1.0), prior_precision=1.0, left=None, **options):
-    values, mean = torch.tensor(values)[:, None], {"w": torch.ones(len(values))}
-    return LaplaceGaussian(mean, [CurvatureBlock(("w",), values, left)], prior_precision, **options)
+def by_curvature(*rotations):
+    return LaplaceGaussian(
+        {"w": torch.ones(2)}, [CurvatureBlock(("w",), torch.ones(2, 1), *rotations)]
+    )
 
 
-def kronecker():
-    block = CurvatureBlock(("w",), torch.ones(2, 2), torch.eye(2), torch.eye(2))
-    return LaplaceGaussian({"w": torch.ones(2, 2)}, [block])
-
-
-A, SADDLE = DiagonalGaussian({"w": torch.ones(2)}), by_curvature((-1.5, 0.5))
+A = DiagonalGaussian({"w": torch.ones(2)})
 OTHER = r"`posteriors.1.` is over different weights"
-PRIOR_OF = "`prior_std` {} does not match the precisions .*{}".format
 
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("posteriors", "options", "message"),
     [
-        ([], {}, "must all be DiagonalGaussian, or all LaplaceGaussian, got none"),
-        ([A, by_curvature()], {}, "got DiagonalGaussian, LaplaceGaussian"),
-        ([A, {"w": torch.ones(2)}], {}, "got DiagonalGaussian, dict"),
+        ([], {}, "must hold at least one"),
+        ([A, by_curvature(torch.eye(2))], {}, "of the structure 'diag', got LaplaceGaussian"),
+        ([A, {"w": torch.ones(2)}], {}, "got dict"),
         ([A, DiagonalGaussian({"w": torch.ones(3)})], {}, OTHER),
         ([A, DiagonalGaussian({"v": torch.ones(2)})], {}, OTHER),
         ([A, A], {"prior_std": -1.0}, "`prior_std` must be positive"),
         ([A, A], {"prior_std": 0.05}, "a lower precision than `prior_std` 0.05"),
         ([A, A], {"symmetries": 3}, "`symmetries` must be a `Symmetries`, got int"),
-        ([by_curvature()], {"symmetries": 3}, "`symmetries` must be a `Symmetries`, got int"),
-        ([by_curvature()] * 2, {"prior_std": 0.5}, PRIOR_OF(0.5, "1.0, 1.0")),
-        (
-            [by_curvature(prior_precision=p) for p in (1.0, 5.0)],
-            {"prior_std": 2.0},
-            PRIOR_OF(2.0, "1.0, 5.0"),
-        ),
-        ([by_curvature(), by_curvature(left=TURN)], {}, "must have curvatures of one structure"),
-        ([SADDLE, SADDLE], {}, "has precisions -1 to 3"),
         ([DiagonalGaussian({"w": torch.ones(2).double()}, 1e200)], {}, "has precisions 0 to 0"),
         (
             [A, DiagonalGaussian({"w": torch.tensor([1.0, math.nan])})],
             {},
             r"`posteriors.1.` holds NaN or infinite values",
         ),
-        ([by_curvature([math.nan])], {}, "hold NaN or infinite values"),
-        ([kronecker()], {}, "Kronecker factors cannot be added"),
-        ([by_curvature(), by_curvature(temperature=0.1)], {}, "must have the same temperature"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(posteriors, options, message):
