@@ -18,7 +18,7 @@ from lightning_bnn.metrics.validation import Draws
 from weightsym.params import check_between, check_tensors
 
 __all__ = [
-    "effective_sample_size", "mcse_mean", "nested_rhat", "rhat", "tail_effective_sample_size",
+    "effective_sample_size", "mcse_mean", "rhat", "tail_effective_sample_size",
 ]  # fmt: skip
 
 LEAST = 8
@@ -46,47 +46,6 @@ def rhat(draws: Draws) -> Tensor:
     centred = (halves - _median(halves)).abs()
     reductions = _reduction(_scores(halves)), _reduction(_scores(centred))
     return torch.maximum(*reductions).reshape(draws.shape[2:])
-
-
-def nested_rhat(draws: Tensor) -> Tensor:
-    r"""Potential scale reduction of many short chains, of which several share each start.
-
-    .. math:: \hat R = \sqrt{1 + B / W}, \quad
-        W = \tfrac1K \textstyle\sum_k \big(B_k + \tfrac1M \sum_m W_{km}\big)
-
-    with the variance B of the means of K groups, and within each group the variance of the means of
-    its M chains, plus the mean variance of their draws. Groups agree if the chains have forgotten
-    their start, which a single draw of each chain can show.
-
-    Args:
-        draws: ``(groups, chains, samples, ...)``; the chains of a group start at one point.
-
-    References:
-        | Nested R-hat: Assessing the Convergence of Many Short Markov Chains (Margossian et al.,
-          2024)
-        | https://arxiv.org/abs/2110.13017
-
-    >>> forgotten = torch.arange(16.0).reshape(8, 2).mT.reshape(2, 8, 1)  # one draw of each
-    >>> remembered = torch.arange(16.0).reshape(2, 8, 1)
-    >>> bool(nested_rhat(forgotten) < 1.02), bool(nested_rhat(remembered) > 2)
-    (True, True)
-    """
-    check_tensors(draws=draws)
-    if draws.ndim < 3 or min(draws.shape[0], draws.shape[1] * draws.shape[2]) < 2:
-        raise ValueError(
-            "`draws` must be (groups, chains, samples, ...) of at least 2 groups with 2 draws, got "
-            f"{tuple(draws.shape)}."
-        )
-    if not bool(torch.isfinite(draws).all()):
-        raise ValueError("`draws` must be finite.")
-    x = draws.double()
-    means = x.mean(2)
-    between, inside = means.mean(1).var(0), torch.zeros_like(means[:, 0])
-    if x.shape[2] > 1:
-        inside = inside + x.var(2).mean(1)
-    if x.shape[1] > 1:
-        inside = inside + means.var(1)
-    return torch.where(between > 0, 1 + between / inside.mean(0), 1.0).sqrt()
 
 
 def effective_sample_size(draws: Draws) -> Tensor:

@@ -32,8 +32,6 @@ from weightsym.params import Params, keyed_generator
 __all__ = ["LaplaceGaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
-_LARGEST_ROOT = 2**27
-"""Largest root of a covariance, in bytes, that is stored between draws."""
 _LARGEST_LAYERS = 2**30
 """Largest size of drawn last layers, in bytes."""
 Prediction = Literal["linearised", "network"]
@@ -140,7 +138,6 @@ class LaplaceGaussian(Posterior):
             present = {name: t for name, t in pieces.items() if t is not None}
             parts |= {f"{k}.{name}": t.contiguous() for name, t in present.items()}  # as files are
         self.curvature = NamedTensors(parts)
-        self._roots: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def extra_repr(self) -> str:
         """Return the description that ``print`` shows in parentheses."""
@@ -176,24 +173,9 @@ class LaplaceGaussian(Posterior):
         for block in self.blocks:
             size = block.eigenvalues.numel()
             noise = standard_normal((n, size), block.eigenvalues, generator)
-            stack |= P.unravel(self._spread(block, noise), P.ravel(mean, block.names)[1])
+            turned = block.coordinates(noise) * self.precision(block).rsqrt()
+            stack |= P.unravel(block.rotated(turned), P.ravel(mean, block.names)[1])
         return {name: t.to(mean[name]) for name, t in stack.items()}
-
-    def _spread(self, block: CurvatureBlock, noise: Tensor) -> Tensor:
-        """Multiply standard normal rows by the root of the covariance.
-
-        On a CPU the root for all weights together is a matrix, stored while they do not change.
-        """
-        shrink, left = self.precision(block).rsqrt(), block.left
-        few = left is not None and left.device.type == "cpu" and left.nbytes <= _LARGEST_ROOT
-        if left is None or not few or block.right is not None or shrink.shape[1] > 1:
-            return block.rotated(block.coordinates(noise) * shrink)
-        mark = torch.cat([shrink[:, 0], left[0]])
-        before, root = self._roots.get(block.names, (mark, None))
-        if root is None or not torch.equal(before, mark):
-            root = (left * shrink.T) @ left.T
-            self._roots[block.names] = mark, root
-        return noise @ root
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
         """Draw a stack of n networks."""

@@ -12,7 +12,6 @@ from refusals import refuses
 from lightning_bnn.metrics import (
     effective_sample_size,
     mcse_mean,
-    nested_rhat,
     rhat,
     tail_effective_sample_size,
 )
@@ -96,34 +95,3 @@ test_errors = refuses(
         for p in (0.0, 1.0, math.nan)
     ),
 )
-
-
-# ------------------------------------------------------------ many short chains
-@pytest.mark.parametrize("shape", [(3, 4, 6), (2, 5, 4), (4, 1, 7)])
-@pytest.mark.filterwarnings("ignore:Degrees of freedom")
-def test_nested_reductions_are_those_of_arviz(shape):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(*shape, 2, generator=g) + torch.randn(shape[0], 1, 1, 2, generator=g)
-    groups = torch.arange(shape[0]).repeat_interleave(shape[1]).numpy()
-    wanted = [
-        array_stats.rhat_nested(x[..., k].flatten(0, 1).double().numpy(), groups, "identity")
-        for k in range(2)
-    ]
-    torch.testing.assert_close(nested_rhat(x), torch.tensor([float(w) for w in wanted]).double())
-
-
-def test_chains_that_remember_their_start_do_not_agree():
-    """Each of 16 starts has 64 chains with one draw, long after or soon after the start."""
-    g = torch.Generator().manual_seed(0)
-    starts, noise = torch.randn(16, 1, generator=g), torch.randn(16, 64, generator=g)
-    late, soon = (rho * starts + (1 - rho**2) ** 0.5 * noise for rho in (0.01, 0.9))
-    assert nested_rhat(late[..., None]) < 1.02
-    of_one_draw = (1 + soon.mean(1).var() / soon.var(1).mean()).sqrt()  # without variance in time
-    torch.testing.assert_close(nested_rhat(soon[..., None]), of_one_draw.double())
-    assert nested_rhat(soon[..., None]) > 1.5
-
-
-@pytest.mark.parametrize("shape", [(1, 4, 4), (2, 1, 1), (3, 3)])
-def test_groups_need_two_draws(shape):
-    with pytest.raises(ValueError, match="`draws` must be"):
-        nested_rhat(torch.zeros(shape))
