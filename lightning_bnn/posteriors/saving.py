@@ -16,7 +16,6 @@ from lightning_bnn.posteriors.empirical import Empirical, Mixture
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian, LowRankGaussian
 from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from lightning_bnn.posteriors.scales import GaussianScales
-from lightning_bnn.posteriors.sources import DenseGaussian
 from lightning_bnn.posteriors.symmetrized import Symmetrized
 from weightsym import Axis, PermutationGroup, Placement, Symmetries
 from weightsym import params as P
@@ -58,7 +57,7 @@ def posterior_of(
 
 # ------------------------------------------------------------ kinds
 _KINDS = (
-    DiagonalGaussian, LowRankGaussian, DenseGaussian, LaplaceGaussian, GaussianScales, Empirical,
+    DiagonalGaussian, LowRankGaussian, LaplaceGaussian, GaussianScales, Empirical,
     Mixture, Symmetrized,
 )  # fmt: skip
 
@@ -67,7 +66,7 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
     """Return the settings of a posterior, without its tensors."""
     settings: dict[str, Any] = {"class": _name_of_kind(posterior)}
     match posterior:
-        case DiagonalGaussian() | LowRankGaussian() | DenseGaussian():
+        case DiagonalGaussian() | LowRankGaussian():
             spec = posterior.spec
             shapes = {n: list(s) for n, s in zip(spec.names, spec.shapes, strict=True)}
             settings |= {"shapes": shapes, "order": list(posterior.order)}
@@ -109,9 +108,11 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             mean, names = _network(settings, state, constants)
             _check_positive("standard deviations", state["log_std"].double().exp())
             return DiagonalGaussian(mean, 1.0, names)
-        case "DenseGaussian" | "GaussianScales":
+        case "GaussianScales":
             network = {name: constants[name] for name in settings["order"]}
-            return _around(network, settings, state)
+            scales = state["log_std"].exp()
+            _check_positive("standard deviations", scales)
+            return GaussianScales(network, settings["rows"], state["mean"], scales)
         case "LowRankGaussian":
             mean, names = _network(settings, state, constants)
             spec = P.ravel(mean, names)[1]
@@ -142,15 +143,6 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             base = _made(settings["base"], _below("base.", state))
             return Symmetrized(base, _symmetries(settings), settings["draws"])
     raise ValueError(f"{str(settings['class'])[:80]!r} is not a class of saved posteriors")
-
-
-def _around(network: Params, settings: Mapping[str, Any], state: Params) -> Posterior:
-    if settings["class"] == "GaussianScales":
-        std = state["log_std"].exp()
-        _check_positive("standard deviations", std)
-        return GaussianScales(network, settings["rows"], state["mean"], std)
-    _check_positive("standard deviations", state["root"].square().sum(1).sqrt())
-    return DenseGaussian(network, state["root"], list(settings["shapes"]))
 
 
 def _network(

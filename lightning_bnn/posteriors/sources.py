@@ -14,19 +14,17 @@ from torch.distributions import MultivariateNormal
 
 from lightning_bnn.bank import CheckpointBank, chains_of, read_networks
 from lightning_bnn.bank.shipped import shipped_path
-from lightning_bnn.named_tensors import NamedTensors
 from lightning_bnn.posteriors.base import (
     Posterior,
     check_count,
     check_fit,
-    joined,
-    standard_normal,
     with_constants,
 )
 from lightning_bnn.posteriors.empirical import Empirical, mixture_of
 from lightning_bnn.posteriors.gaussian import DiagonalGaussian
+from lightning_bnn.posteriors.laplace import CurvatureBlock, LaplaceGaussian
 from weightsym import params as P
-from weightsym.params import Params, at_least_single, keyed_randomness
+from weightsym.params import Params, keyed_randomness
 
 __all__: list[str] = []
 
@@ -262,7 +260,9 @@ def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
         )
     if root.ndim == 1:
         return DiagonalGaussian(mean, P.unravel(root, spec), names)
-    return DenseGaussian(mean, root, names)
+    left, deviations, _ = torch.linalg.svd(root)
+    block = CurvatureBlock(tuple(names), deviations[:, None] ** -2, left)
+    return LaplaceGaussian(mean, [block], torch.finfo(root.dtype).tiny, prediction="network")
 
 
 def _lower(flat: Tensor) -> Tensor:
@@ -271,43 +271,3 @@ def _lower(flat: Tensor) -> Tensor:
     matrix = flat.new_zeros(size, size)
     matrix[torch.ones_like(matrix, dtype=torch.bool).tril()] = flat
     return matrix * matrix.diagonal().sign()
-
-
-class DenseGaussian(Posterior):
-    r"""A Gaussian with a full covariance matrix.
-
-    .. math:: w \sim N(\mu,\; L L^T)
-
-    Args:
-        mean: one network.
-        root: L, a lower triangular matrix.
-        names: of the weights of its rows, in order.
-    """
-
-    root: Tensor
-
-    def __init__(self, mean: Params, root: Tensor, names: Sequence[str]) -> None:
-        super().__init__()
-        self.constants, self.order = NamedTensors(mean), tuple(mean)
-        self.spec = P.ravel(mean, names)[1]
-        self.register_buffer("root", root.contiguous())
-
-    def extra_repr(self) -> str:
-        """Return the description that ``print`` shows in parentheses."""
-        return f"{len(self.root)} weights"
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Params:
-        """Draw a stack of n networks."""
-        check_count(n)
-        mean = self.constants.tensors()
-        moved = standard_normal((n, len(self.root)), self.root, generator) @ self.root.mT
-        weights = P.unravel(P.ravel(mean, self.spec.names)[0] + moved, self.spec)
-        others = {name: t for name, t in mean.items() if name not in weights}
-        return with_constants(weights, others, self.order)
-
-    def log_prob(self, params: Params) -> Tensor:
-        """Return the log-density of every network of a stack."""
-        rows = joined(params, self.spec, "params", stacked=True)
-        mean = P.ravel(self.constants.tensors(), self.spec.names)[0]
-        rows, mean, root = map(at_least_single, (rows, mean, self.root))
-        return _normal(mean, scale_tril=root).log_prob(rows)
