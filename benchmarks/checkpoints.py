@@ -35,6 +35,9 @@ from weightsym.networks.randomness import key_of
 
 GPT2 = {"vocab_size": 50257, "n_positions": 1024}
 SHAPES = {
+    "5.5M": ("GPT2LMHeadModel", {
+        "vocab_size": 8000, "n_positions": 256, "n_layer": 4, "n_embd": 256, "n_head": 4,
+    }),
     "62M": ("GPT2LMHeadModel", GPT2 | {"n_layer": 6, "n_embd": 640, "n_head": 10}),
     "124M": ("GPT2LMHeadModel", GPT2 | {"n_layer": 12, "n_embd": 768, "n_head": 12}),
     "355M": ("GPT2LMHeadModel", GPT2 | {"n_layer": 24, "n_embd": 1024, "n_head": 16}),

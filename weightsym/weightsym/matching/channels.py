@@ -370,6 +370,6 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[s
         rows, goal = moving.reshape(*moving.shape[: moving.ndim - goal.ndim], -1), goal.flatten()
         for some in column_blocks(len(goal), rows[..., :1].numel()):
             x, y = (at_least_single(w[..., some]) for w in (rows, goal.to(rows.device)))
-            norm = torch.linalg.vector_norm(x - y, dim=-1, dtype=torch.float64)
+            norm = torch.linalg.vector_norm(x - y, dim=-1).double()
             total = total + norm.square().cpu()
     return total.sqrt()

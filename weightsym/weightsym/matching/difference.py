@@ -275,7 +275,7 @@ def _squares(a: Tensor, b: Tensor) -> tuple[float, float, float]:
     total, rows = [0.0, 0.0, 0.0], (a.reshape(-1), b.to(a.device).reshape(-1))
     for some in column_blocks(a.numel(), 1):
         x, y = (at_least_single(w[some]) for w in rows)
-        norms = (torch.linalg.vector_norm(t, dtype=torch.float64) for t in (x - y, x, y))
+        norms = (torch.linalg.vector_norm(t) for t in (x - y, x, y))
         total = [sum_ + float(norm) ** 2 for sum_, norm in zip(total, norms, strict=True)]
     return total[0], total[1], total[2]
 

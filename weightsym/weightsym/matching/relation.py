@@ -227,10 +227,11 @@ def _totals(params: Network, sym: Symmetries) -> _Totals:
     result = {}
     for a in sym.placements_by_axis("permutations"):
         if sym.axes[a].tensor in sym.compared:
-            rows = along_axis(params[sym.axes[a].tensor], sym.axes[a], 0)[None]
+            w = at_least_single(params[sym.axes[a].tensor])
+            rows = along_axis(w, sym.axes[a], 0)[None]
             dims = tuple(range(rows.ndim - 1))
-            sizes = torch.linalg.vector_norm(rows, dim=dims, dtype=torch.float64)
-            result[a] = rows.sum(dims, dtype=torch.float64).cpu(), sizes.square().cpu()
+            sums = rows.sum(dims), rows.square().sum(dims)
+            result[a] = sums[0].double().cpu(), sums[1].double().cpu()
     return result
 
 
