@@ -55,10 +55,10 @@ SHAPES = {
 COMMANDS = {
     "symmetries": ["symmetries", "CONFIG"],
     "match": ["match", "B", "A", "--out", "OUT"],
-    "match, independent": ["match", "C", "A", "--out", "OUT"],
+    "match-independent": ["match", "C", "A", "--out", "OUT"],
     "merge": ["merge", "A", "B", "--out", "OUT"],
     "diff": ["diff", "A", "B"],
-    "diff, independent": ["diff", "A", "C"],
+    "diff-independent": ["diff", "A", "C"],
 }
 _NOISE, _SHARD = 0.05, 2**30
 

@@ -101,6 +101,12 @@ def discovery(rows: list[Row]) -> Table:
 
 
 @layout
+def differences(rows: list[Row]) -> Table:
+    """The same of pairs that are related, or independent."""
+    return checkpoints(rows)
+
+
+@layout
 def checkpoints(rows: list[Row]) -> Table:
     """Time and memory of each command by shape, and their slopes in the number of parameters."""
     sizes = sorted({(row["parameters"], row["shape"]) for row in rows})
