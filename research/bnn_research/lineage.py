@@ -175,7 +175,7 @@ class _Judge:
         for each in [*zip(every, stored, folded, strict=True)][len(rows) :]:
             rows.append(asdict(self._compare(*each)))
             write_whole(file, json.dumps(rows), wait=False)
-        return [Compared(**row) for row in rows]
+        return [Compared(**{**row, "groups": [*map(tuple, row["groups"])]}) for row in rows]
 
     def _seen(self, params: Params) -> Suspect:
         module, names = self.bases.networks[0], self.bases.family.names
