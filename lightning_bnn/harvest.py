@@ -1,9 +1,8 @@
-"""Schedules of collecting weights: periodic in steps or epochs, or at given steps."""
+"""Schedules of collecting weights, periodic in steps or epochs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from weightsym.params import check_count
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule with a period in steps, a period in epochs, or a list of steps.
+    """A schedule with a period in steps or in epochs.
 
     Steps are optimizer steps. A schedule receives the counts before and after a batch, since one
     batch may make several steps, or none.
@@ -20,7 +19,6 @@ class Schedule:
     Args:
         every_n_steps: period in optimizer steps.
         every_n_epochs: period in epochs.
-        at: single steps.
         start: first step (or epoch) of the schedule.
 
     >>> schedule = Schedule(every_n_steps=3)
@@ -30,31 +28,19 @@ class Schedule:
 
     every_n_steps: int | None = None
     every_n_epochs: int | None = None
-    at: Sequence[int] | None = None
     start: int = 0
 
     def __post_init__(self) -> None:
-        stated = [
-            n for n in ("every_n_steps", "every_n_epochs", "at") if getattr(self, n) is not None
-        ]
-        if len(stated) != 1:
-            raise ValueError(
-                "Set exactly one of `every_n_steps`, `every_n_epochs` and `at`, got "
-                f"{' and '.join(stated) or 'none'}."
-            )
-        value = getattr(self, stated[0])
-        for number in (value or (0,)) if stated[0] == "at" else (value,):
-            check_count(stated[0], number)
-        if stated[0] == "at":
-            object.__setattr__(self, "at", tuple(sorted(set(value))))
+        if (self.every_n_steps is None) == (self.every_n_epochs is None):
+            raise ValueError("Set exactly one of `every_n_steps` and `every_n_epochs`.")
+        check_count("every_n_steps", self.every_n_steps, optional=True)
+        check_count("every_n_epochs", self.every_n_epochs, optional=True)
         check_count("start", self.start, 0)
 
     def after_step(self, before: int, step: int) -> bool:
         """Return whether to collect, given the counts of steps before and now."""
         if step <= before or step < self.start:
             return False
-        if self.at is not None:
-            return any(before < s <= step for s in self.at)
         n = self.every_n_steps
         return n is not None and step // n > before // n
 
@@ -65,8 +51,6 @@ class Schedule:
 
     def count(self, steps: int | float, epochs: int | float) -> int | float:
         """Estimate the number of collections in a run, infinite if it has no end."""
-        if self.at is not None:
-            return sum(self.start <= s <= steps for s in self.at)
         total, period = (
             (steps, self.every_n_steps) if self.every_n_steps else (epochs, self.every_n_epochs)
         )

@@ -147,7 +147,6 @@ def test_what_a_command_line_gives_is_taken():
     [
         (lambda path: bank.CheckpointBank(path, dtype=torch.int8), "`dtype` must be a floating"),
         (lambda path: bank.CheckpointBank(path, dtype="half"), "`dtype` must be.*got 'half'"),
-        (lambda path: callbacks.CheckpointHarvester(path, at=[1, 2.5]), "`at`.*got 2.5"),
         *(
             (
                 lambda path, o=o: from_checkpoints(source=str(path / "it.pt"), **o),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,10 @@ class CheckpointHarvester(Onlooker):
         bank: folder of the bank, or None for ``bank`` (``bank-<module>`` if that is named) in the
             trainer's log folder; a resumed run keeps the folder of the first.
         every_n_steps: period in optimizer steps (of all optimizers together).
-        every_n_epochs: period in epochs. Without any of the three, every epoch.
-        at: single steps.
+        every_n_epochs: period in epochs. Without either of the two, every epoch.
         start: first step (or epoch) of the schedule.
         module: name of the network inside the LightningModule, such as ``"net"``; by default the
             only submodule with weights, else the whole LightningModule.
-        members: indices of networks to store, from a module that trains several; by default all.
         dtype: type for floating tensors, such as ``torch.bfloat16``.
 
     >>> import tempfile
@@ -68,19 +65,16 @@ class CheckpointHarvester(Onlooker):
         bank: str | os.PathLike[str] | None = None,
         every_n_steps: int | None = None,
         every_n_epochs: int | None = None,
-        at: Sequence[int] | None = None,
         start: int = 0,
         module: str | None = None,
-        members: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if every_n_steps is None and every_n_epochs is None and at is None:
+        if every_n_steps is None and every_n_epochs is None:
             every_n_epochs = 1
-        self.schedule = Schedule(every_n_steps, every_n_epochs, at, start)
+        self.schedule = Schedule(every_n_steps, every_n_epochs, start)
         check_floating_type("dtype", dtype, optional=True)
         self.path = None if bank is None else Path(bank)
         self.module, self.dtype = module, dtype
-        self.members = None if members is None else list(members)
         self._name = None if bank is None else os.fspath(bank)
         self._writer: Any = None
         self._step, self._rows, self._at_start, self._lost = 0, 0, 0, 0
@@ -133,7 +127,7 @@ class CheckpointHarvester(Onlooker):
         self._started = True
         check_name(pl_module, self.module)
         # all processes take part in these two
-        weights = _harvested_weights(trainer, pl_module, self.module, self.members)
+        weights = _harvested_weights(trainer, pl_module, self.module)
         folder = log_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
@@ -170,7 +164,7 @@ class CheckpointHarvester(Onlooker):
     # -------------------------------------------------------- harvest
     def _harvest(self, trainer: Any, pl_module: Any) -> None:
         # all processes take part, however full the bank is
-        weights = _harvested_weights(trainer, pl_module, self.module, self.members)
+        weights = _harvested_weights(trainer, pl_module, self.module)
         if self._writer is None:
             return
         self._count_lost()
@@ -190,7 +184,7 @@ class CheckpointHarvester(Onlooker):
             record["metrics"] = metrics
         if not stacked:
             return [record]
-        return [{**record, "member": m} for m in self.members or range(count)]
+        return [{**record, "member": m} for m in range(count)]
 
     # -------------------------------------------------------- bank
     def _continue(self, bank: Any) -> None:
@@ -277,26 +271,17 @@ def _steps_of(bank: Any) -> str:
 
 
 # ------------------------------------------------------------ the weights
-def _harvested_weights(
-    trainer: Any, pl_module: Any, module: str | None, members: Sequence[int] | None
-) -> Params:
+def _harvested_weights(trainer: Any, pl_module: Any, module: str | None) -> Params:
     """Collect the tensors to store, which other processes than the first may not receive.
 
     Args:
         trainer: all of its processes must take part.
         pl_module: the trained module.
         module: name of the network inside.
-        members: indices of networks from a module that trains several.
     """
     stack = stack_of(pl_module)
     if stack is not None:
-        weights = stack.weights
-        return weights if members is None else _chosen(weights, list(members))
-    if members is not None:
-        raise RefusedArgument(
-            f"`members` is for modules that train several networks; {type(pl_module).__name__} "
-            "trains one."
-        )
+        return stack.weights
     name, network = whole_network(pl_module, module)
     prefix = f"{name}." if name else ""
     state = trainer.strategy.lightning_module_state_dict()
@@ -348,10 +333,3 @@ def _size_in_bytes(tensors: Params, dtype: torch.dtype | None) -> int:
         t.numel() * (dtype if dtype and t.is_floating_point() else t.dtype).itemsize
         for t in tensors.values()
     )
-
-
-def _chosen(stack: Params, members: list[int]) -> Params:
-    count = len(next(iter(stack.values())))
-    if not all(0 <= m < count for m in members):
-        raise RefusedArgument(f"`members` must be in 0..{count - 1}, got {members}.")
-    return {name: tensor[members] for name, tensor in stack.items()}

@@ -86,7 +86,7 @@ class SymmetricAverage(WeightAveraging):
             every_n_steps = 1
         how = {} if decay is None else {"avg_fn": get_ema_avg_fn(decay)}
         super().__init__(use_buffers=False, **how)
-        self.schedule = Schedule(every_n_steps, every_n_epochs, None, start)
+        self.schedule = Schedule(every_n_steps, every_n_epochs, start)
         self.others, self.module = [Path(path) for path in others], module
         self._calls: deque[tuple[Any, Any]] = deque(maxlen=_CALLS)
         self._handle: Any = None

@@ -210,7 +210,6 @@ class MMDReference:
         layers: names of the tensors to compare; by default all weights.
         device: device of the computation; by default that of the weights.
         memory: bytes for a chunk of features.
-        progress: whether to show a progress bar; by default for long computations.
         chains: index of the chain of every network, if they are draws of chains; `compare_modes`
             then uses pairs of different chains only.
 
@@ -227,7 +226,6 @@ class MMDReference:
         layers: Sequence[str] | None = None,
         device: str | torch.device | None = None,
         memory: int = 2**28,
-        progress: bool | None = None,
         chains: Sequence[int] | Tensor | None = None,
     ) -> None:
         if memory < 1:
@@ -237,7 +235,7 @@ class MMDReference:
         self.layers = tuple(layers if layers is not None else self.source.shapes)
         self.grid = grid or KernelGrid()
         self._is_whole = layers is None
-        self._device, self._memory, self._progress = device, memory, progress
+        self._device, self._memory = device, memory
         self._within: dict[str, Distances] = {}
         _check_rows(self.source, "x")
         where = device or next(iter(x.values())).device if isinstance(x, dict) else device or "cpu"
@@ -411,9 +409,8 @@ class MMDReference:
 
     def _with_progress(self, names: Sequence[str], rows: int) -> Iterable[str]:
         total = sum(math.prod(self.source.shapes[n]) for n in names) * (self.source.rows + rows)
-        long = total * self.source.rows > _PROGRESS_FROM
-        visible = long if self._progress is None else self._progress
-        return tqdm(names, desc="MMD", unit="layer", disable=not visible)
+        short = total * self.source.rows <= _PROGRESS_FROM
+        return tqdm(names, desc="MMD", unit="layer", disable=short)
 
 
 def as_reference(
