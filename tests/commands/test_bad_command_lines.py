@@ -112,11 +112,6 @@ VALUES = [
     ("symmetries lightning_bnn.models.mlp --input 1,4 --init.hidden 3 --init.inputs 4 "
      "--init.outputs 2", "`hidden`", "3"),
 ]  # fmt: skip
-CLUSTERS = [
-    (f"population --config good.yaml --members 2 --bank b --cluster {cluster} --options "
-     f"'{{\"{option}\": \"nix\"}}'", "`options`", "nix")
-    for cluster, option in (("slurm", "nix"), ("slurm", "cluster"), ("ray", "nix"))
-]  # fmt: skip
 CHECKPOINTS = [
     ("fit -c good.yaml --ckpt_path words.md", "words.md"),
     ("fit -c good.yaml --ckpt_path no.ckpt", "no.ckpt"),
@@ -126,14 +121,6 @@ CHECKPOINTS = [
     ("validate -c good.yaml --ckpt_path other.ckpt", "other.ckpt does not match",
      "another LightningModule"),
 ]  # fmt: skip
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", CLUSTERS, ids=lambda case: case[0][40:])
-def test_options_of_a_cluster(case, typed_in, monkeypatch, capsys):
-    pytest.importorskip("ray")
-    pytest.importorskip("submitit")
-    test_a_mistake_is_one_sentence_that_names_it(case, typed_in, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("case", [*CONFIGURATIONS, *OPTIONS, *VALUES, *CHECKPOINTS], ids=" ".join)
