@@ -36,6 +36,7 @@ RUNS = {
     "vi_steps": "vi.py steps",
     "ratios": "ratios.py",
     "growth": "growth.py",
+    "costs": "costs.py",
     "doctor": "doctor.py --seeds 1",
     "distil": "distil.py",
     "bayesian_adapters": "bayesian_adapters.py",

@@ -277,6 +277,20 @@ def ratios(rows: list[Row]) -> Table:
     return [["ours; theirs", "theirs / ours"], *([r["said"], f"{r['value']:.3g}"] for r in rows)]
 
 
+@layout
+def costs(rows: list[Row]) -> Table:
+    table = [["what", "cost"]]
+    for row in rows:
+        if row["what"] == "step":
+            plain = pick(rows, who="plain adapters")
+            table.append([f"{row['who']}, a step", over(row, plain)])
+        elif row["what"] == "import":
+            table.append([f"`{row['line']}`", f"{row['value']:.1f} CPU s"])
+        else:
+            table.append([f"{row['who']}, memory", f"{row['value']:.0f} {row['what']}"])
+    return table
+
+
 # ------------------------------------------------------------ doctor
 @layout
 def doctor(rows: list[Row]) -> Table:

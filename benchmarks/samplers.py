@@ -14,9 +14,11 @@ import os
 import warnings
 from functools import partial
 
+import lightning as L
 import torch
 from record import Record, parsed, parser
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 from turns import present, stepper, taking_turns, timed
 from vi import density_of_posteriors
 
@@ -24,8 +26,12 @@ from lightning_bnn import likelihoods, methods, models, samplers
 from lightning_bnn import metrics as M
 from lightning_bnn import params as P
 from lightning_bnn.datamodules import Yacht
+from lightning_bnn.modules import HMC
 
 warnings.filterwarnings("ignore")
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 N, RATE = 60_000, 1e-3
 CHAINS, LEAPFROGS, DRAWS, STD, TUNING = 4, 30, 150, 0.3, 10_000
 
@@ -159,6 +165,33 @@ def our_mile(problem, start, size):
     return chains
 
 
+class TrainedChains(OurChains):
+    """The same chains in a Trainer, with some transitions in every step."""
+
+    def __init__(self, transitions, problem, start, size):
+        self.network, x, y, self.test = problem
+        self.start, self.transitions, self.size = start, transitions, size
+        self.loader = DataLoader(TensorDataset(x, y), len(y))
+
+    def sample(self, draws=10 * DRAWS):
+        module = HMC(
+            self.network, members=CHAINS, every_n_steps=1, likelihood=likelihoods.Gaussian(std=STD),
+            optimizer=partial(samplers.HMC, step_size=self.size, leapfrog_steps=LEAPFROGS),
+            transitions=self.transitions,
+        )  # fmt: skip
+        self.state = module.state
+        with torch.no_grad():
+            for name, p in module.state.networks.named_parameters():
+                p.copy_(self.start[name])
+        steps = draws // self.transitions
+        L.Trainer(max_steps=steps, max_epochs=-1, **QUIET).fit(module, self.loader)
+        posterior = module.posterior()
+        rows = torch.cat([posterior.networks[n].flatten(1) for n in self.state.stack()], 1)
+        chains = torch.tensor(posterior.chains)
+        kept = torch.stack([rows[chains == k] for k in range(CHAINS)])
+        return kept, (LEAPFROGS + 1) * draws
+
+
 class BlackjaxChains:
     """A kernel of blackjax, compiled as one loop over draws; each chain has its own tuning."""
 
@@ -240,6 +273,8 @@ def blackjax_of(kind):
 
 SAMPLERS = {
     "HMC": our_hmc,
+    "HMC in a Trainer": partial(TrainedChains, 1),
+    "the same, transitions=10": partial(TrainedChains, 10),
     "MILE": our_mile,
     "blackjax HMC": blackjax_of("HMC"),
     "blackjax MCLMC": blackjax_of("mclmc"),
