@@ -239,7 +239,7 @@ def vi_steps(rows: list[Row]) -> Table:
 def distil(rows: list[Row]) -> Table:
     """One row for each way to predict."""
     numbers = {
-        "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t", "ECE": "ece",
+        "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t",
         "AUROC": "mutual_information", "cost": "ms",
     }  # fmt: skip
     return _over_seeds(rows, "predicts", numbers)
@@ -248,8 +248,7 @@ def distil(rows: list[Row]) -> Table:
 @layout
 def bayesian_adapters(rows: list[Row]) -> Table:
     numbers = {
-        "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t", "ECE": "ece",
-        "NLL, shifted": "nll_shift",
+        "accuracy": "acc", "NLL": "nll", "NLL, tempered": "nll_t", "NLL, shifted": "nll_shift",
     }  # fmt: skip
     return _over_seeds(rows, "posterior", numbers)
 

@@ -438,7 +438,10 @@ DAMAGES = {
         with_values(LowRankGaussian.fit(P.populate(template(), 9)), "std", -1.0),
         "does not define a posterior: `std` must be finite and not negative.",
     ),
-    "root": (with_values(dense(), "root", torch.inf), "deviations are not positive and finite"),
+    "curvature": (
+        with_values(dense(), "curvature.0.values", -1.0),
+        "precisions are not positive and finite",
+    ),
     "a file above": (moved(lambda p: f"../{p.name}"), "names files outside the bundle"),
     "an absolute path": (moved(str), "names files outside the bundle"),
     "another format": (edited(lambda c: c.update(format=2)), "has format 2, but this"),

@@ -337,6 +337,7 @@ class Predictive(nn.Module):
         networks: a stack.
         likelihood: turns outputs ``(samples, batch, ...)`` into a prediction.
 
+    >>> from lightning_bnn.likelihoods import Categorical
     >>> from lightning_bnn.models import mlp
     >>> from lightning_bnn.modules import DeepEnsemble
     >>> ensemble, x = DeepEnsemble(mlp(2, [8], 3), members=4), torch.randn(5, 2)

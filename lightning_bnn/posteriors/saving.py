@@ -120,7 +120,7 @@ def _made(settings: Mapping[str, Any], state: Params) -> Posterior:
             return LowRankGaussian(mean, std, deviations, settings["scale"], names)
         case "LaplaceGaussian":
             curvature = _below("curvature.", state)
-            _check_laplace(settings, constants, curvature)
+            _check_laplace(settings, constants, curvature, state["prior_precision"])
             blocks = [
                 CurvatureBlock(
                     tuple(names), curvature[f"{k}.values"],
@@ -204,8 +204,12 @@ def _check_positive(title: str, values: Tensor) -> None:
         raise ValueError(f"{title} are not positive and finite")
 
 
-def _check_laplace(settings: Mapping[str, Any], constants: Params, curvature: Params) -> None:
-    """Refuse settings that omit tensors, or name a layer that the network does not have."""
+def _check_laplace(
+    settings: Mapping[str, Any], constants: Params, curvature: Params, prior: Tensor
+) -> None:
+    """Refuse precisions that are none, and settings that omit tensors or name an unknown layer."""
+    for name in (name for name in curvature if name.endswith(".values")):
+        _check_positive("precisions", curvature[name] + prior)
     check_not_negative("temperature", settings["temperature"])
     if sorted(settings["order"]) != sorted(constants):
         raise ValueError("`order` does not name each of its tensors once")

@@ -261,8 +261,10 @@ def _gaussian(state: Any, mean: Params, field: str) -> Posterior:
     if root.ndim == 1:
         return DiagonalGaussian(mean, P.unravel(root, spec), names)
     left, deviations, _ = torch.linalg.svd(root)
-    block = CurvatureBlock(tuple(names), deviations[:, None] ** -2, left)
-    return LaplaceGaussian(mean, [block], torch.finfo(root.dtype).tiny, prediction="network")
+    precisions = deviations[:, None] ** -2
+    prior = float(precisions.min()) / 2  # a part of the precisions
+    block = CurvatureBlock(tuple(names), precisions - prior, left)
+    return LaplaceGaussian(mean, [block], prior, prediction="network")
 
 
 def _lower(flat: Tensor) -> Tensor:
