@@ -120,7 +120,7 @@ def _fit(part: Part, config: Path, checkpoints: Path, newest: Path | None, bar: 
     interval = timedelta(minutes=part.minutes)
     callbacks = [
         FullHarvester(part.bank, part.every_n_epochs),
-        Progress(len(part), bar),
+        TrainedShare(len(part), bar),
         CheckpointsBeforeTheEnd(
             checkpoints, filename="{step}", save_top_k=1, train_time_interval=interval
         ),
@@ -173,7 +173,7 @@ class CheckpointsBeforeTheEnd(ModelCheckpoint):
             super().on_train_batch_end(trainer, *more)
 
 
-class Progress(L.Callback):
+class TrainedShare(L.Callback):
     """Moves a bar by the share of a part that is trained, at once over steps of earlier calls."""
 
     def __init__(self, members: int, bar: Any) -> None:
