@@ -278,16 +278,14 @@ def ratios(rows: list[Row]) -> Table:
 
 @layout
 def costs(rows: list[Row]) -> Table:
-    table = [["what", "cost"]]
+    table, plain = [["what", "cost"]], pick(rows, who="plain adapters")
     for row in rows:
         if row["what"] == "step":
-            plain = pick(rows, who="plain adapters")
-            table.append([f"{row['who']}, a step", over(row, plain)])
-        elif row["what"] == "import":
-            table.append([f"`{row['line']}`", f"{row['value']:.1f} CPU s"])
-        else:
-            table.append([f"{row['who']}, memory", f"{row['value']:.0f} {row['what']}"])
-    return table
+            table.append([f"a step: {row['who']}", over(row, plain)])
+        elif row["what"] != "import":
+            table.append([f"memory: {row['who']}", f"{row['value']:.0f} {row['what']}"])
+    imports = [f"{r['who']} {r['value']:.2g}" for r in rows if r["what"] == "import"]
+    return [*table, ["CPU s of an import", ", ".join(imports)]]
 
 
 # ------------------------------------------------------------ doctor
