@@ -120,10 +120,16 @@ class Mixing:
 
     positions: Tensor
     matrices: Tensor
+    is_dense: bool = False
+    """True if matrices are written out, and positions and cells ascend."""
 
-    @cached_property
+    @property
     def dense(self) -> Mixing:
         """The same matrices written out, with positions and cells in ascending order."""
+        return self if self.is_dense else self._written_out
+
+    @cached_property
+    def _written_out(self) -> Mixing:
         matrices, v = self.matrices, self.matrices[..., None]
         if matrices.ndim == 2:
             matrices = torch.eye(len(v[0])).to(v) - 2 * v @ v.mT
@@ -138,7 +144,7 @@ class Mixing:
         matrices = matrices.gather(-3, cells[..., None, None].expand(matrices.shape))
         if positions.ndim == 3 and bool((positions == positions[:1]).all()):
             positions = positions[0]  # nearly always
-        return Mixing(positions, matrices)
+        return Mixing(positions, matrices, True)
 
     def moved(self, by: Monomial) -> Mixing:
         """Return the equivalent matrices for use after a monomial matrix instead of before it."""
@@ -148,11 +154,11 @@ class Mixing:
         if by.factor is not None:
             factor = _at(by.factor, positions)
             matrices = factor[..., None] * matrices / factor[..., None, :]
-        return Mixing(positions, matrices).dense
+        return Mixing(positions, matrices, by.index is None).dense
 
     def map(self, function: Change) -> Mixing:
         """Return other matrices at the same positions."""
-        return Mixing(self.dense.positions, function(self.dense.matrices))
+        return Mixing(self.dense.positions, function(self.dense.matrices), True)
 
     def act(self, rows: Tensor) -> Tensor:
         """Apply the matrices to the last dimension. The members, if any, come first."""
@@ -204,7 +210,7 @@ def merged(mixings: Sequence[Mixing]) -> tuple[Mixing, ...]:
             first = result[k].dense
             if torch.equal(first.positions, last.dense.positions):
                 product = torch.matmul(last.dense.matrices, first.matrices)
-                result[k] = Mixing(first.positions, product)
+                result[k] = Mixing(first.positions, product, True)
                 break
             if bool(torch.isin(first.positions, last.dense.positions).any()):
                 result.append(last)
