@@ -41,7 +41,7 @@ RUNS = {
     "distil": "distil.py",
     "bayesian_adapters": "bayesian_adapters.py",
     "intervals": "intervals.py --splits 2 --tables diabetes sine slope",
-    "intervals_splits": "intervals.py --splits 100 --only BnnRegressor() --keep splits.jsonl",
+    "intervals_splits": "intervals.py --splits 200 --only BnnRegressor() --keep splits.jsonl",
 }
 """What writes each file; a row of `tables.py` shows it."""
 
