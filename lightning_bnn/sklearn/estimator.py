@@ -272,7 +272,8 @@ class TableEstimator(BaseEstimator):
             by_fold = [
                 self._together(inputs[folds == k], [each]) for k, each in enumerate(predictors)
             ]
-            divisions.append(torch.cat(by_fold, 1)[:, folds.argsort(stable=True).argsort()])
+            places = folds.argsort(stable=True).argsort()  # of the rows among those by folds
+            divisions.append(torch.cat(by_fold, 1)[:, places])
         outputs = torch.cat(divisions)
         half = (len(outputs) + 1) // 2
         read = partial(Predictions.of, self.module_.likelihood, targets=targets)
