@@ -11,7 +11,7 @@ from known_networks.table import add, linear, network, parameter
 from weightsym import fold_norms
 
 FEW, MORE, LONG = (16, 4, 10), (20, 4, 10), [(3, 7, 10)]
-VALUES, BOTH = {"v.bias": 6}, {"k.bias": 6, "v.bias": 6}
+BOTH = {"k.bias": 6, "v.bias": 6}
 
 
 def attention(name, *counts, inputs=FEW, others=LONG, **more):
@@ -25,7 +25,6 @@ HEADS, GENERAL = "3*4 2b", "general 3*4"
 # h heads of w channels: matrices of queries with keys and of values with outputs, h w^2 each;
 # biases of keys and of values, h w each
 attention("attention", HEADS, 12, 12, matrices=GENERAL, shifts=BOTH, dimension=2 * 18 + 2 * 6)
-attention("attention without bias", HEADS, 12, 12, shifts={}, bias=False, dimension=2 * 18)
 # in training the weights of a row do not sum to one
 attention("attention with dropout", HEADS, 12, 12, dropout=0.2, shifts={"k.bias": 6})
 # the same for each of two heads of keys, however many queries read them
@@ -44,24 +43,18 @@ attention("partly rotary", "2*2 6*2 2b", 20, 20, width=6, rotary="half", rotated
           matrices="complex 2*4, general 2*2, general 6*2", dimension=8 + 8 + 4 + 72 + 12,
           )  # fmt: skip
 # a gain of queries against one of keys; both may flip, of which one is found
-attention("query-key norm", "3*3 2b", 9, 18, norm="shared", matrices="general 3*2",
+attention("query-key norm", "3*3 2b", 9, 18, norm=True, matrices="general 3*2",
           dimension=3 + 18 + 6)  # fmt: skip
-attention("query-key norms of heads", HEADS, 12, 24, norm="own", dimension=6 + 18 + 6)
-attention("query-key norm, rotary", "4*2 2b", 10, 20, norm="shared", width=4, rotary="half",
-          inputs=MORE, dimension=2 + 32 + 8)  # fmt: skip
 # every head has a slope of its own
 attention("ALiBi", "3*4", 12, 12, positions="alibi", shifts=BOTH, dimension=2 * 18 + 2 * 6)
 # columns of the table move with the heads, and every one of them may be shifted
 attention("T5 table", HEADS, 12, 12, positions="t5", shifts=BOTH | {"table.weight": 2},
           moves="table.weight", dimension=2 * 18 + 2 * 6 + 2)  # fmt: skip
 # one number between scores and values per head
-for scores in ("linear", "states"):
-    attention(f"attention by {scores}", HEADS, 14, 14, scores=scores, bias=False, shifts={},
-              dimension=2 * 18 + 2)  # fmt: skip
-attention("linear attention with biases", HEADS, 14, 14, scores="linear", shifts={})
+attention("attention by states", HEADS, 14, 14, scores="states", bias=False, shifts={},
+          dimension=2 * 18 + 2)  # fmt: skip
 attention("linear attention with a map", HEADS, 6, 6, scores="elu", bias=False,
           matrices="general 3*2", dimension=18)  # fmt: skip
-attention("linear attention with a map and biases", HEADS, 6, 6, scores="elu", shifts=VALUES)
 
 
 # ------------------------------------------------------------ written in other ways
@@ -139,12 +132,11 @@ for name, (turn, *counts) in TURNS.items():
         return s.o(joined(F.scaled_dot_product_attention(turn(q), turn(k), v)))
 
 
-for norm, signs in ((nn.RMSNorm, 60), (nn.LayerNorm, 32)):
-    # a gain that heads share ties their channels but not the heads
-    @four("6*5 4b", 30, signs, name=f"one {norm.__name__} for all heads", m=norm(6), n=norm(6))
-    def normed(s, x):
-        q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
-        return s.o(joined(F.scaled_dot_product_attention(s.m(q), s.n(k), v)))
+# a gain that heads share ties their channels but not the heads
+@four("6*5 4b", 30, 32, name="one LayerNorm for all heads", m=nn.LayerNorm(6), n=nn.LayerNorm(6))
+def normed(s, x):
+    q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
+    return s.o(joined(F.scaled_dot_product_attention(s.m(q), s.n(k), v)))
 
 
 # ------------------------------------------------------------ planes that are turned by halves
@@ -177,65 +169,40 @@ for form, known in ((backwards, PLANES), (as_complex_numbers, PLANES), (sheared,
         return s.o(joined(F.scaled_dot_product_attention(turned(q), turned(k), v)))
 
 
-def repeated(k):
-    return k.repeat_interleave(2, 1)
-
-
-def expanded(k):
-    b, h, t, d = k.shape
-    return k[:, :, None].expand(b, h, 2, t, d).reshape(b, 2 * h, t, d)
-
-
 # queries are exchanged in their group, and groups as wholes
-for turn, channels in ((lambda x: x, 4), (complex_rotary, 2)):
-    counts = f"6*{channels} 2b*3", 12 + 3 * channels, 12 + 3 * channels
-    shared = partial(network, *counts, q=(10, 24), k=(10, 12), v=(10, 12), o=(24, 3), **SEQUENCE)
-    for copy in (repeated, expanded):
-
-        @shared(name=f"{copy.__name__} keys, {channels}")
-        def copied(s, x, turn=turn, copy=copy):
-            q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
-            scores = turn(q) @ copy(turn(k)).transpose(-2, -1)
-            return s.o(joined(scores.softmax(-1) @ copy(v)))
-
-    @shared(name=f"keys of torch, {channels}")
-    def by_torch(s, x, turn=turn):
-        q, k, v = turn(heads(s.q(x))), turn(heads(s.k(x))), heads(s.v(x))
-        return s.o(joined(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
+shared = partial(network, "6*2 2b*3", 18, 18, q=(10, 24), k=(10, 12), v=(10, 12), o=(24, 3),
+                 **SEQUENCE)  # fmt: skip
 
 
-# ------------------------------------------------------------ masks, and what is beside keys
-packed = partial(network, qkv=(8, 48), o=(16, 3), inputs=(2, 6, 8), others=[(2, 9, 8)])
+@shared(name="expanded keys, 2")
+def expanded(s, x):
+    def copied(k):
+        b, h, t, d = k.shape
+        return k[:, :, None].expand(b, h, 2, t, d).reshape(b, 2 * h, t, d)
+
+    q, k, v = heads(s.q(x)), heads(s.k(x)), heads(s.v(x))
+    scores = complex_rotary(q) @ copied(complex_rotary(k)).transpose(-2, -1)
+    return s.o(joined(scores.softmax(-1) @ copied(v)))
 
 
-def thirds(s, x):
-    return (heads(t, 4) for t in s.qkv(x).chunk(3, -1))
+@shared(name="keys of torch, 2")
+def by_torch(s, x):
+    q, k, v = complex_rotary(heads(s.q(x))), complex_rotary(heads(s.k(x))), heads(s.v(x))
+    return s.o(joined(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
 
 
-@packed("4*8 4b", 32, 32, mask=lambda: nn.Buffer(torch.tril(torch.ones(9, 9))[None, None]))
-def a_causal_mask_in_a_buffer(s, x):
-    t, (q, k, v) = x.shape[1], thirds(s, x)
-    scores = (q @ k.transpose(-2, -1)).masked_fill(s.mask[:, :, :t, :t] == 0, float("-inf"))
-    return s.o(joined(scores.softmax(-1) @ v))
-
-
+# ------------------------------------------------------------ what is beside keys
 def multihead(**options):
     return lambda: nn.MultiheadAttention(6, 2, batch_first=True, **options)
 
 
 itself = partial(network, matrices=GENERAL, inputs=(40, 5, 6), others=[(1, 3, 6)])
 OPTIONS = {  # keys of all tokens gain a number that an empty one does not
-    "torch's attention": ("2b 3*4", {}, {"m.in_proj_bias": 6}),
-    "torch's attention with zeros": ("2b 3*4", {"add_zero_attn": True}, {}),
-    "torch's attention with biases": ("2b 3*4", {"add_bias_kv": True}, None),
-    "torch's attention with both": (
-        "2b 3*4",
-        {"add_zero_attn": True, "add_bias_kv": True},
-        {},
-    ),
+    "torch's attention": ({}, {"m.in_proj_bias": 6}),
+    "torch's attention with both": ({"add_zero_attn": True, "add_bias_kv": True}, {}),
 }
-for name, (groups, options, shifts) in OPTIONS.items():
-    itself(groups, 12, 12, name=name, shifts=shifts, m=multihead(**options))(
+for name, (options, shifts) in OPTIONS.items():
+    itself("2b 3*4", 12, 12, name=name, shifts=shifts, m=multihead(**options))(
         lambda s, x: s.m(x, x, x, need_weights=False)[0]
     )
 
@@ -272,8 +239,6 @@ def decoder(name, *counts, facts, **options):
 decoder("decoder", "6*3 7", 30, 36, facts={"dimension": 18 + 15 + 72 + 6, "missing": 15})
 decoder("decoder, SwiGLU", "6 3*4 7 2b", 37, 43, heads=2, width=3, gated=True,
         facts={"dimension": 18 + 15 + 36 + 6 + 7, "missing": 15})  # fmt: skip
-# a layer norm lets the whole stream flip only
-decoder("decoder, layer norm", "6*3 7", 30, 31, norm=nn.LayerNorm, facts={})
 # rotations that leave ones alone, matrices; ones in writers: tokens, positions, heads, units,
 # bias; tokens against positions but along ones; ones in readers. No constants over a row are found
 decoder("decoder with plain layer norms", "4*2 6 7", 8, 9, width=4, norm=plain_norm,
@@ -338,9 +303,6 @@ mamba("Mamba with constant decays", FixedDecay, (2, 5, 6), "3", 15, 15)
 # tanh units, and the rank
 add("LoRA", modern.LoRA, (9, 4, 6), "7 2", 2, 9, matrices="general 2", dimension=4)
 add("merged LoRA", modern.MergedLoRA, (9, 4, 6), "7 2", 2, 9, dimension=4)
-# whatever the adapters do, the base can undo
-add("LoRA on a trained base", partial(modern.LoRA, trained_base=True), (15, 4, 6), "2 7", 2, 9,
-    dimension=2 * (6 + 7), missing=22)  # fmt: skip
 # matrices, and the first bias into the second
 add("low rank", modern.LowRank, (12, 4, 6), "3 5", 3, 8, matrices="general 3", dimension=9 + 3)
 # classes and all features

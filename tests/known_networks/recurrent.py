@@ -26,7 +26,6 @@ def in_a_loop(s, x):
 
 CELLS = {
     "GRU": (lambda: nn.GRUCell(5, 6), 0, 6),
-    "LSTM": (lambda: nn.LSTMCell(5, 6), 0, 6),
     "LSTM without biases": (lambda: nn.LSTMCell(5, 6, bias=False), 0, 6),
 }
 for name, (cell, *counts) in CELLS.items():
@@ -59,8 +58,6 @@ def first(s, x):
     return s.out(s.layer(x)[0])
 
 
-loop("4 6", 4, 10, name="projections of states", out=(4, 3),
-     layer=lambda: nn.LSTM(5, 6, proj_size=4, batch_first=True))(first)  # fmt: skip
 deep = {"proj_size": 4, "batch_first": True, "bidirectional": True, "bias": False}
 loop("4*4 6*4", 16, 40, name="projections in both directions", out=(8, 3),
      layer=lambda: nn.LSTM(5, 6, 2, **deep))(first)  # fmt: skip
@@ -82,60 +79,32 @@ def a_state_that_is_given(s, x, h):
 
 
 # ------------------------------------------------------------ states that grow
-STATE = 9 + 25 + 1  # matrices of keys, of values, a number between scores and values
-states = partial(network, q=(4, 3), k=(4, 3), v=(4, 5), o=(5, 4), inputs=(30, 4, 4),
-                 others=[(3, 6, 4)])  # fmt: skip
+# matrices of keys, of values, a number between scores and values
+states = partial(network, "3 5", 9, 9, dimension=9 + 25 + 1, q=(4, 3), k=(4, 3), v=(4, 5),
+                 o=(5, 4), inputs=(30, 4, 4), others=[(3, 6, 4)])  # fmt: skip
 
 
-def growing(outer, start=True, decay=1.0):
-    def forward(s, x):
-        q, k, v = s.q(x), s.k(x), s.v(x)
-        state = x.new_zeros(len(x), 3, 5) if start else None
-        rows = []
-        for t in range(x.shape[1]):
-            new = outer(k[:, t], v[:, t], state)
-            state = new if state is None else decay * state + new
-            rows.append(torch.einsum("bd,bde->be", q[:, t], state))
-        return s.o(torch.stack(rows, 1))
-
-    return forward
+@states(name="states, first")
+def growing(s, x):
+    q, k, v = s.q(x), s.k(x), s.v(x)
+    state, rows = None, []
+    for t in range(x.shape[1]):
+        new = torch.einsum("bd,be->bde", k[:, t], v[:, t])
+        state = new if state is None else state + new
+        rows.append(torch.einsum("bd,bde->be", q[:, t], state))
+    return s.o(torch.stack(rows, 1))
 
 
-def product(k, v, state):
-    return torch.einsum("bd,be->bde", k, v)
+@states()
+def running_sums(s, x):
+    state = (s.k(x)[..., None] * s.v(x)[..., None, :]).cumsum(1)
+    return s.o(torch.einsum("btd,btde->bte", s.q(x), state))
 
 
-def running_sums(by):
-    def forward(s, x):
-        state = (s.k(x)[..., None] * s.v(x)[..., None, :]).cumsum(1)
-        return s.o(by(s.q(x), state))
-
-    return forward
-
-
-GROWING = {
-    "states": (growing(product), STATE, 9, 9),
-    "states, first": (growing(product, start=False), STATE, 9, 9),
-    # rotations of the keys; a number between queries and values
-    # the gate reads the keys as they are
-    "running sums": (running_sums(lambda q, s: torch.einsum("btd,btde->bte", q, s)), STATE, 9, 9),
-}
-for name, (forward, dimension, *counts) in GROWING.items():
-    states("3 5", *counts, name=name, dimension=dimension)(forward)
-
-
+@network("2*10 2b*2", name="pairs of channels, read by a layer", held="share entries",
+         a=(4, 5), c=(4, 5), o=(25, 2), inputs=(6, 4))  # fmt: skip
 def pairs(s, x):
-    return torch.einsum("bi,bj->bij", s.a(x), s.a(x))
-
-
-PAIRS = {
-    "by a layer": (lambda s, x: s.o(pairs(s, x).flatten(1)), "2*10 2b*2", "share entries"),
-    "by two sums": (lambda s, x: pairs(s, x).sum((1, 2)), "5", ""),
-}  # fmt: skip
-for name, (read, groups, held) in PAIRS.items():
-    network(groups, name=f"pairs of channels, read {name}", held=held,
-            unnoticed=name == "by two sums", a=(4, 5), c=(4, 5),
-            o=(25, 2), inputs=(6, 4))(read)  # fmt: skip
+    return s.o(torch.einsum("bi,bj->bij", s.a(x), s.a(x)).flatten(1))
 
 
 # ------------------------------------------------------------ graphs

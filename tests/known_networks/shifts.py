@@ -21,7 +21,6 @@ def table(number):
 BOTH = {"words.weight": 6}
 COMBINED = {
     "a sum": (lambda w, p: w + p, BOTH),
-    "a copied sum": (lambda w, p: (w + p).contiguous(), BOTH),
     "three words and two positions": (lambda w, p: w + w + w + p + p, {}),  # no whole multiple
 }
 for name, (combine, shifts) in COMBINED.items():
@@ -33,55 +32,34 @@ for name, (combine, shifts) in COMBINED.items():
         return s.last(torch.tanh(s.norm(x)))
 
 
-three = partial(tables, words=table(9), types=table(2), places=table(5), w=parameter(2, 6),
-                norm=lambda: nn.LayerNorm(6, bias=False))  # fmt: skip
-
-
+@tables(name="three tables, one tied", shifts={"types.weight": 6}, words=table(9), types=table(2),
+        places=table(5), norm=lambda: nn.LayerNorm(6, bias=False))  # fmt: skip
 def of_three(s, tokens):
+    """Types trade with positions, as in BERT."""
     at = torch.arange(tokens.shape[1])
-    return torch.tanh(s.norm(s.words(tokens) + s.types(tokens % 2) + s.places(at)))
-
-
-# types trade with positions, as in BERT
-three(name="three tables, one tied", shifts={"types.weight": 6})(
-    lambda s, t: F.linear(of_three(s, t), s.words.weight)
-)
-three(name="three tables", shifts={"words.weight": 6, "types.weight": 6})(
-    lambda s, t: F.linear(of_three(s, t), s.w)
-)
+    x = s.norm(s.words(tokens) + s.types(tokens % 2) + s.places(at))
+    return F.linear(torch.tanh(x), s.words.weight)
 
 
 # ------------------------------------------------------------ keys without a bias
-def attention(key=lambda k: k, key_of=lambda s, y: s.key(y)):
-    def forward(s, x):
-        y = s.norm(x)
-        q, k, v = s.query(y), key(key_of(s, y)), s.value(y)
-        return s.out((q @ k.mT).softmax(-1) @ v)
-
-    return forward
+def attention(s, x):
+    y = s.norm(x)
+    return s.out((s.query(y) @ s.key(y).mT).softmax(-1) @ s.value(y))
 
 
 keys = partial(rows, norm=lambda: nn.LayerNorm(6), query=(6, 4), key=linear(6, 4), value=(6, 3),
                out=(3, 2))  # fmt: skip
-VALUE = {"value.bias": 3}
 # what the keys of all tokens gain is forgotten; queries and values take the rest up
-keys(name="a norm before keys", shifts={"norm.bias": 6} | VALUE)(attention())
-keys(name="a norm before keys, nonlinear", shifts=VALUE)(attention(key=torch.tanh))
-keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(attention())
+keys(name="a norm before keys", shifts={"norm.bias": 6, "value.bias": 3})(attention)
+keys(name="a norm before values without a bias", shifts={}, value=linear(6, 3))(attention)
+
 
 # ------------------------------------------------------------ sums of branches
-SUMS = {  # what is summed, and sizes of what trades
-    "sum": (lambda a, b: a + b, {"a.bias": 5}),
-    "part": (
-        lambda a, b: torch.cat([a[..., :2] + b[..., :2], a[..., 2:] * b[..., 2:]], -1),
-        {"a.bias": 2},
-    ),
-}
-summed = partial(rows, a=(6, 5), b=(6, 5), last=(5, 2))
-for name, (combine, shifts) in SUMS.items():
-    summed(name=f"biases of a {name}", shifts=shifts)(
-        lambda s, x, f=combine: s.last(torch.tanh(f(s.a(x), s.b(x))))
-    )
+@rows(name="biases of a part", shifts={"a.bias": 2}, a=(6, 5), b=(6, 5), last=(5, 2))
+def summed(s, x):
+    a, b = s.a(x), s.b(x)
+    both = torch.cat([a[..., :2] + b[..., :2], a[..., 2:] * b[..., 2:]], -1)
+    return s.last(torch.tanh(both))
 
 
 cells = partial(
@@ -103,15 +81,11 @@ def a_norm_that_is_read_twice(s, x):
 
 # ------------------------------------------------------------ what is forgotten
 FORGET = {
-    "the mean of tokens": (lambda y: y - y.mean(1, keepdim=True), 4),
-    "an instance norm": (lambda y: F.instance_norm(y.mT).mT, 4),
-    "a variance": (lambda y: y.var(1, keepdim=True), 4),
+    "the mean of tokens": lambda y: y - y.mean(1, keepdim=True),
+    "a variance": lambda y: y.var(1, keepdim=True),
 }
-for name, (forget, size) in FORGET.items():
-    shifts = {"first.bias": size} if size else {}
-    # a softmax of channels also forgets what a layer in front of it gains in all rows
-    more = {"first.weight": 6} if size == 1 else {}
-    rows(name=f"forgotten by {name}", first=(6, 4), last=(4, 2), shifts=shifts | more)(
+for name, forget in FORGET.items():
+    rows(name=f"forgotten by {name}", first=(6, 4), last=(4, 2), shifts={"first.bias": 4})(
         lambda s, x, f=forget: s.last(torch.tanh(f(s.first(x))))
     )
 

@@ -141,15 +141,6 @@ def a_vector_of_two_layers(s, x):
     return F.linear(F.relu(F.linear(F.relu(F.linear(x, a, b)), c, d)), e, f)
 
 
-@network("5", 0, 5, p=parameter(60), inputs=(6, 3, 4), others=[(2, 5, 4)])
-def a_vector_of_a_recurrence(s, x):
-    w, u, v = views(s.p, (5, 4), (5, 5), (3, 5))
-    h = x.new_zeros(len(x), 5)
-    for t in range(x.shape[1]):
-        h = torch.tanh(F.linear(x[:, t], w) + F.linear(h, u))
-    return F.linear(h, v)
-
-
 @network("", 1, 0, p=parameter(25), inputs=(6, 4), held="")
 def views_that_overlap(s, x):
     return F.relu(x @ s.p[:20].view(5, 4).T) @ s.p[10:25].view(5, 3)
@@ -258,36 +249,26 @@ def products_of_rows(s, x):
     return (q * k).sum(-1)
 
 
-@fixed("2", 1, 3, g=parameter(3, 2))
-def products_of_columns(s, x):
-    q, k = (x[..., :3].sin()[..., None] * s.g).unbind(-1)
-    return (q * k).sum(-1)
-
-
 @fixed("", 3, 3, g=parameter(2, 3))
 def quotients_of_rows(s, x):
     q, k = (x[..., :3].exp()[:, :, None] * s.g).unbind(2)
     return (q / k).sum(-1)
 
 
-def queries_and_keys(softmax):
+units = partial(fixed, z=(4, 3), v=(4, 5), o=(5, 4), g=parameter(2, 3))
+
+
+@units("3 5", 2, 8, name="attention of gated units, ReLU")
+def without_biases(s, x):
     """Queries and keys of one map, with gains of their own."""
-
-    def forward(s, x):
-        both = torch.einsum("btd,nd->btnd", F.silu(s.z(x)), s.g)
-        q, k = (both + s.b if isinstance(s.b, nn.Parameter) else both).unbind(2)
-        scores = q @ k.mT
-        return s.o((scores.softmax(-1) if softmax else F.relu(scores)) @ s.v(x).tanh())
-
-    return forward
+    q, k = torch.einsum("btd,nd->btnd", F.silu(s.z(x)), s.g).unbind(2)
+    return s.o(F.relu(q @ k.mT) @ s.v(x).tanh())
 
 
-units = partial(fixed, z=(4, 3), v=(4, 5), o=(5, 4), g=parameter(2, 3), b=0.0)
-units("3 5", 2, 8, name="attention of gated units, ReLU")(queries_and_keys(softmax=False))
-units("3 5", 1, 8, name="attention of gated units")(queries_and_keys(softmax=True))
-units("3 5", 1, 8, name="attention of gated units with biases", b=parameter(2, 3))(
-    queries_and_keys(softmax=True)
-)
+@units("3 5", 1, 8, name="attention of gated units with biases", b=parameter(2, 3))
+def with_biases(s, x):
+    q, k = (torch.einsum("btd,nd->btnd", F.silu(s.z(x)), s.g) + s.b).unbind(2)
+    return s.o((q @ k.mT).softmax(-1) @ s.v(x).tanh())
 
 
 @fixed("3", 4, 0, w=parameter(4, 2, 3), o=(3, 2))
@@ -305,12 +286,6 @@ def soft_experts(s, x):
     inside = torch.einsum("bepd,edh->beph", slots, s.w).relu()
     back = logits.flatten(2).softmax(-1).view_as(logits)
     return s.o(torch.einsum("btep,beph->bth", back, inside))
-
-
-@fixed("5 6", 11, 5, i=(4, 5), a=(5, 6), b=(6, 5), o=(5, 3))
-def a_stream_that_feeds_itself(s, x):
-    h = s.i(x)
-    return s.o(h + s.b(s.a(h).relu()))
 
 
 # ------------------------------------------------------------ rows of one parameter

@@ -15,10 +15,9 @@ class Attention(nn.Module):
     """Attention of many kinds, written out, with shared keys where ``kv_heads < heads``.
 
     ``rotary`` is "half" or "interleaved", ``rotated`` the number of rotated channels of a head;
-    ``norm`` "shared" has one RMS norm for all heads, "own" a gain for every head; ``positions`` is
-    "alibi" or "t5" (a table, picked by distance); ``scores`` is "softmax",
-    "elu" (linear attention with a map), "linear" or "states" (the same, the sum of keys times
-    values first).
+    ``norm`` is one RMS norm for all heads; ``positions`` is "alibi" or "t5" (a table, picked by
+    distance); ``scores`` is "softmax", "elu" (linear attention with a map), or "states" (linear
+    attention, the sum of keys times values first).
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class Attention(nn.Module):
         dropout=0.0,
         rotary=None,
         rotated=None,
-        norm=None,
+        norm=False,
         eps=0.1,
         positions=None,
         scores="softmax",
@@ -45,9 +44,8 @@ class Attention(nn.Module):
         self.rotary, self.rotated, self.positions = rotary, rotated or width, positions
         self.norm = norm
         if norm:
-            shape = (heads, 1, width) if norm == "own" else (width,)
-            self.q_gain = nn.Parameter(torch.rand(shape) + 0.5)
-            self.k_gain = nn.Parameter(torch.rand(shape) + 0.5)
+            self.q_gain = nn.Parameter(torch.rand(width) + 0.5)
+            self.k_gain = nn.Parameter(torch.rand(width) + 0.5)
         if positions == "t5":
             self.table = nn.Embedding(4, heads)
 
@@ -72,8 +70,6 @@ class Attention(nn.Module):
             products = (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(-2, -1)
             return products / products.sum(-1, keepdim=True)
         products = q @ k.transpose(-2, -1) / math.sqrt(self.width)
-        if self.scores == "linear":
-            return products
         return torch.softmax(products + self._bias(q.shape[-2]), -1)
 
     def _bias(self, length):
@@ -168,10 +164,10 @@ class Mamba(nn.Module):
 class LoRA(nn.Module):
     """A hidden layer with a trained product of low rank on a weight that does not train."""
 
-    def __init__(self, d=6, units=7, rank=2, trained_base=False):
+    def __init__(self, d=6, units=7, rank=2):
         super().__init__()
         self.base = nn.Linear(d, units)
-        self.base.requires_grad_(trained_base)
+        self.base.requires_grad_(False)
         self.down, self.up = nn.Linear(d, rank, False), nn.Linear(rank, units, False)
         self.last = nn.Linear(units, 3)
 

@@ -131,7 +131,7 @@ def problem(name):
 # ------------------------------------------------------------ one law
 BALANCED = {"mixing": "balanced", "shifts": True}
 SHIFTED = ("a matrix of 2 units", "a matrix of 4 units", "sums", "sums that differ")
-SECOND_SCALES = ("a product", "three factors", "attention by linear", "squared ReLUs")
+SECOND_SCALES = ("a product", "three factors", "attention by states", "squared ReLUs")
 NESTED = "grouped queries", "rotary, grouped", "one key for all", "three levels"
 """Blocks inside blocks."""
 STREAMS = ("2 groups", "4 groups", "2 groups, transposed")

@@ -77,10 +77,9 @@ OF_TABLES = ("self-feeding", "sdpa", "groups of a transposed convolution", "a ma
 PRODUCTS = ("a product", "packed gates", "three factors", "a ReLU gate", "squared ReLUs",
             "linear attention and products", "all products of two channels",
             "a gate of squared ReLUs")  # fmt: skip
-SEVERAL_AXES = ("products of rows", "products of columns", "quotients of rows",
-                "attention of gated units, ReLU", "attention of gated units",
-                "attention of gated units with biases", "normalised tensor", "soft experts",
-                "a stream that feeds itself")  # fmt: skip
+SEVERAL_AXES = ("products of rows", "quotients of rows",
+                "attention of gated units, ReLU", "attention of gated units with biases",
+                "normalised tensor", "soft experts")  # fmt: skip
 MIXING = (*MIXED, "linear attention and products")
 
 

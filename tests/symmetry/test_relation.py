@@ -51,10 +51,8 @@ STUCK, FREE = "matching ends in another order", "the size of a whole tensor is f
 LIMITS = {
     "experts with a norm inside": STUCK,
     "a vector of two layers": STUCK,
-    "a vector of a recurrence": STUCK,
     "addbmm": STUCK,
     "one LayerNorm for all heads": STUCK,
-    "one RMSNorm for all heads": STUCK,
     "complex numbers turned by learned angles": STUCK,
     "a weight made by the input": FREE,
     "unit rows of a product": FREE,
@@ -66,7 +64,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("name", map(marked, ORDERED))
 def test_copies_are_related_and_independent_networks_are_not(name):
-    """Copies that are moved, moved copies with noise, and networks of other random numbers.
+    """Copies that are moved, and of every third network those with noise, and independent ones.
 
     Of repeated networks only the likeness is looked at.
     """
@@ -78,9 +76,12 @@ def test_copies_are_related_and_independent_networks_are_not(name):
     if name in REPEATED or not any(group.units > 1 for group in sym.permutations):
         return
     copy = Element.random(sym, seeded(3))(params)
-    other = P.of(NETWORKS[name].made(11)[0]) | sym.constants
-    moved, rough, apart = verdicts((copy, noisy(copy, 0.05) | sym.constants, other), params, sym)
+    moved = relation(copy, params, sym).verdict
     assert moved in (("made from it", "cannot be told") if name in LIMITS else ("same function",))
+    if ORDERED.index(name) % 3:
+        return
+    other = P.of(NETWORKS[name].made(11)[0]) | sym.constants
+    rough, apart = verdicts((noisy(copy, 0.05) | sym.constants, other), params, sym)
     assert rough in ("made from it", "cannot be told")
     assert apart in ("independent", "cannot be told")
 
