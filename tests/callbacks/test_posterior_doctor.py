@@ -144,7 +144,7 @@ def test_the_posterior_of_bayes_is_fine(name, options, tmp_path):
 def test_a_kl_term_counts_as_often_as_the_objective_counts_it(name, tmp_path):
     """A hundred times the KL term keeps the data out; once, it does not."""
     doctors = [
-        looked(made(name, kl_weight=w, init_std=0.1), tmp_path, epochs=30, limit_val_batches=0)
+        looked(made(name, kl_weight=w, init_std=0.1), tmp_path, epochs=15, limit_val_batches=0)
         for w in (1.0, 100.0)
     ]
     faults = [{f.name: f.numbers for f in doctor.report.faults} for doctor in doctors]

@@ -186,15 +186,22 @@ class Unlabelled(L.LightningDataModule):
         return DataLoader(TensorDataset(x, *labels), 20)
 
 
-@pytest.mark.parametrize("layout", ["tensor", "tuple", "wrong labels"])
-def test_labels_are_not_read(layout):
-    ensemble = teacher()
+def taught(layout, epochs):
     torch.manual_seed(4)
     student = DistillationModule(
-        network(width=16), teacher=ensemble, likelihood=Dirichlet(),
+        network(width=16), teacher=teacher(), likelihood=Dirichlet(),
         optimizer=lambda p: torch.optim.Adam(p, 0.03),
     )  # fmt: skip
-    L.Trainer(**{**QUIET, "max_epochs": 30}).fit(student, Unlabelled(layout))
+    L.Trainer(**{**QUIET, "max_epochs": epochs}).fit(student, Unlabelled(layout))
+    return student
+
+
+def test_labels_are_not_read():
+    """All layouts train alike, and one of them until the student knows what its teacher does."""
+    few = [P.ravel(P.of(taught(layout, 1)))[0] for layout in ("tensor", "tuple", "wrong labels")]
+    assert torch.equal(few[0], few[1])
+    assert torch.equal(few[0], few[2])
+    ensemble, student = teacher(), taught("tensor", 30)
     x = Blobs().load().train[0]
     assert (student(x) - ensemble(x)).abs().mean() < 0.05
     scores = [

@@ -45,8 +45,8 @@ def test_it_learns_the_exact_posterior_of_the_scales_of_a_linear_adapter():
     y = net(x).detach() + noise * torch.randn(30, 5)
     method, state = state_of(net, elbo_samples=4)
     run = Run(net, likelihoods.Gaussian(std=noise), num_data=30)
-    optimizer = torch.optim.Adam([state.mean, state.log_std], 0.02)
-    steps = 1500
+    optimizer = torch.optim.Adam([state.mean, state.log_std], 0.05)
+    steps = 500
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         optimizer.zero_grad()

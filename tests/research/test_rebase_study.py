@@ -21,7 +21,7 @@ def test_tables_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "_HELD", 8)
     monkeypatch.setattr(study, "_BATCH", 4)
     (tmp_path / "here").mkdir()
-    line = ["rebase", "--seeds", "2", "--width", "8", "--hidden", "8", "--steps", "2"]
+    line = ["rebase", "--seeds", "1", "--width", "8", "--hidden", "8", "--steps", "2"]
     line += ["--tuning", "2", "--images", "16", "--out", "out"]
     text = called(main, tmp_path / "here", line)
     assert "Accuracy on test images" in text

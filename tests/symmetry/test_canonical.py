@@ -137,8 +137,8 @@ NESTED = "grouped queries", "rotary, grouped", "one key for all", "three levels"
 STREAMS = ("2 groups", "4 groups", "2 groups, transposed")
 SCALINGS = ("unit-norm", "unit-std", "min-mass")
 FORMS = [
-    *((name, {"scaling": s}) for name, s in product(SMALL, (None, *SCALINGS))),
-    *((name, {"permutation": k}) for name, k in product(("grouped cnn", "attention"), KEYS)),
+    *((name, {"scaling": s}) for name, s in product(SMALL, (None, "unit-std"))),
+    *((name, {"permutation": k}) for name, k in product(("grouped cnn",), KEYS)),
     *((name, {"permutation": k}) for name, k in product(NESTED, KEYS[::5])),
     *((name, {"scaling": None, "permutation": k}) for name, k in product(STREAMS, KEYS[::2])),
     *(("units that nothing reads", {"scaling": None, "permutation": k}) for k in KEYS),
@@ -239,15 +239,6 @@ def test_ties_of_units_with_many_weights():
     other = permute(params, sym, random_permutations(sym, seeded()))
     one, two = (canonicalise(p, sym, None) for p in (params, other))
     assert all(torch.equal(two[n], one[n]) for n in one)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_sign_of_a_centred_stream(seed):
-    """No centred matrix is minus one: the whole stream may be flipped beside it."""
-    model, x, sym, params = problem("centred")
-    assert [g.units for g in sym.signs if sym.axes[g.placements[0].axis].tensor == "first.weight"]
-    params = {n: t + 0.5 * torch.randn(t.shape, generator=seeded(seed)) for n, t in params.items()}
-    is_canonical(model, x, sym, params, {"mixing": "balanced"})
 
 
 @pytest.mark.e2e

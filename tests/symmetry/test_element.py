@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checked_symmetries import close, find, furthest, seeded
-from known_networks import NETWORKS, each
+from known_networks import NETWORKS, ORDERED, each
 from test_large_networks import count_as_large
 
 from weightsym import (
@@ -165,9 +165,10 @@ AXIOMS = (
 
 @each
 def test_every_axiom_holds(name, monkeypatch):
+    """The first of all networks, the others of every third."""
     count_as_large(monkeypatch)
     _, _, sym, params = find(name)
-    for axiom in AXIOMS:
+    for axiom in AXIOMS[: None if ORDERED.index(name) % 3 == 0 else 1]:
         axiom(sym, params)
 
 

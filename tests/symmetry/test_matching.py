@@ -19,7 +19,6 @@ from torch import nn
 
 from lightning_bnn import models
 from weightsym import (
-    Element,
     Learning,
     average,
     compose,
@@ -728,14 +727,3 @@ def test_least_squares_over_invertible_matrices_is_what_lbfgs_finds():
 
     optimizer.step(closure)
     assert float(misfit(found)) <= float(misfit(free.detach())) * (1 + 1e-8) < float(misfit(eye))
-
-
-@pytest.mark.parametrize("name", [*MIXED, "fused"])
-def test_matrices_go_where_permutations_carry_their_channels(name):
-    _, _, sym, params = problem(name)
-    order, matrices = random_permutations(sym, seeded(2)), random_mixings(sym, seeded(1))
-    mixing = Element.of_groups(sym, matrices=matrices)
-    element = Element.of_groups(sym, permutations=order) @ mixing
-    mixed_first = permute(mix(params, sym, matrices), sym, order)
-    again = mix(permute(params, sym, element.permutations), sym, element.matrices)
-    assert furthest(again, mixed_first) < 1e-12

@@ -122,7 +122,7 @@ def test_balance_finds_what_cvxpy_finds(name):
 @pytest.mark.parametrize(
     ("name", "mixing"),
     [*((n, True) for n in ("heads", "rotary heads", "chain", "linear attention and products")),
-     ("a stream that feeds itself", False)],
+     ("self-feeding", False)],
 )  # fmt: skip
 def test_no_descent_finds_less(name, mixing):
     _, _, sym, params = problem(name)

@@ -23,8 +23,6 @@ IMAGES = {**SIZES, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4, "nu
 GPT2 = {**TOKENS, "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32}
 NETWORKS = {
     "LlamaForCausalLM": GROUPED | {"tie_word_embeddings": True},
-    "MistralForCausalLM": GROUPED,
-    "Qwen2ForCausalLM": GROUPED,
     "Qwen3ForCausalLM": GROUPED | {"head_dim": 4},
     "GemmaForCausalLM": GROUPED | {"head_dim": 4},
     "MixtralForCausalLM": GROUPED | {"num_local_experts": 3},
@@ -32,9 +30,6 @@ NETWORKS = {
     "GPTNeoXForCausalLM": PLAIN,
     "OPTForCausalLM": PLAIN | {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "BertForMaskedLM": PLAIN,
-    "RobertaForSequenceClassification": PLAIN,
-    "DistilBertForMaskedLM": {**TOKENS, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24,
-                              "max_position_embeddings": 32},
     "ViTForImageClassification": IMAGES,
     "T5ForConditionalGeneration": {**TOKENS, "d_model": 16, "d_kv": 8, "d_ff": 24,
                                    "num_layers": 1, "num_heads": 2},

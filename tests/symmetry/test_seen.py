@@ -106,8 +106,7 @@ FUNCTIONS["gelu"] = nn.functional.gelu
 
 
 @pytest.mark.parametrize("depth", some_depths())
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "bias"), zip(FUNCTIONS, [True, False] * 2, strict=True))
 def test_a_wrong_rule_is_refused_at_every_depth(name, bias, depth):
     def forward(s, x):
         h = s.first(x).cumsum(-1)
