@@ -8,18 +8,19 @@ turns, the fastest round of each. `make bench ONLY=ratios` records them.
 
 import itertools
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import vi
 from record import Record, parsed, parser
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 from torchvision.models.resnet import BasicBlock
 from turns import Contestants, taking_turns
 
@@ -27,7 +28,6 @@ from lightning_bnn import metrics as M
 from lightning_bnn import models, samplers
 from lightning_bnn.bank import CheckpointBank
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.modules import MFVI
 from lightning_bnn.posteriors.kronecker import kronecker_factors
 from weightsym import (
     UnitOrders,
@@ -307,28 +307,13 @@ def _matched_by_hand(a, b):
 # ------------------------------------------------------------ training
 @compared("a step of `MFVI`, 784-512-512-10; the deterministic step")
 def mfvi():
-    x, y = torch.randn(128, 784), torch.randint(10, (128,))
-    plain, module = (
-        models.mlp(784, [512, 512], 10),
-        MFVI(models.mlp(784, [512, 512], 10), num_data=60_000),
-    )
-    with torch.no_grad():
-        module.state.log_std.fill_(-5.0)
+    options = Namespace(batch=128, device="cpu")
+    step, plain = vi.ours(options), vi.deterministic(options)
+    x, y = vi.batch(options)
     return {
-        "ours": _step(lambda: module.losses((x,), y)["loss"].sum(), module),
-        "theirs": _step(lambda: cross_entropy(plain(x), y), plain),
+        "ours": lambda: vi.several(step, x, y),
+        "theirs": lambda: vi.several(plain, x, y),
     }
-
-
-def _step(loss, module):
-    optimizer = torch.optim.Adam(module.parameters(), 1e-3)
-
-    def step():
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-
-    return step
 
 
 @compared("an update of `SGHMC`, 669 706 weights; SGD with momentum and one normal draw")
