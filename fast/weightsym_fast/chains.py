@@ -14,8 +14,6 @@ Pair = tuple[int, int]
 Pooling = Literal["none", "max", "mean"]
 Pads = tuple[int, int, int, int]
 """Zeros above, below, left and right."""
-REGISTERS = 20
-"""Vectors that sums are kept in at once."""
 LONGEST = 640
 """Products in a row without a loop."""
 
@@ -59,6 +57,7 @@ class StageSizes:
         window: rows and columns of windows.
         step: from one window to the next.
         out_pads: zeros around the outputs, as the next stage wants them.
+        registers: vectors that the processor holds at once.
     """
 
     channels: int
@@ -77,6 +76,7 @@ class StageSizes:
     window: Pair = (1, 1)
     step: Pair = (1, 1)
     out_pads: Pads = (0, 0, 0, 0)
+    registers: int = 16
 
     # ------------------------------------------------------------ sizes
     @property
@@ -147,15 +147,16 @@ class StageSizes:
     @property
     def tile(self) -> Tile:
         """The largest tile that fits into registers and a program of reasonable length."""
+        sums = self.registers * 5 // 8
         if self.pooling == "none":
-            rows, columns = 1, _divisor(self.places[1], 8)
+            rows, columns = 1, _divisor(self.places[1], min(8, sums))
         else:
-            columns = _divisor(self.window[1], REGISTERS)
-            rows = _divisor(self.window[0], REGISTERS // columns)
+            columns = _divisor(self.window[1], sums)
+            rows = _divisor(self.window[0], sums // columns)
         taps = math.prod(self.kernel)
         whole = rows * columns * taps <= LONGEST
         taps = taps if whole else self.kernel[1]
-        most = min(REGISTERS // (rows * columns), LONGEST // (rows * columns * taps))
+        most = min(sums // (rows * columns), LONGEST // (rows * columns * taps))
         return Tile(even(self.share, max(most, 1)), rows, columns, whole)
 
     @property

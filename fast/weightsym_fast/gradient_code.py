@@ -154,8 +154,6 @@ def _give_back(
         code.store(total, x, offset)
 
 
-REGISTERS = 24
-"""Vectors that sums are kept in at once."""
 MOST_TAPS = 25
 """Kernels with more are summed row by row."""
 
@@ -186,21 +184,22 @@ def _summed_at_once(stage: StageSizes) -> tuple[int, int, int]:
     every = math.prod(stage.kernel)
     taps = every if every <= MOST_TAPS else stage.kernel[1]
     places = len(stage.tile.places)
+    sums = stage.registers * 3 // 4
     best, cost = (1, 1), math.inf
-    for outs in _sizes(stage.share):
-        for depths in _sizes(stage.depth):
+    for outs in _sizes(stage.share, sums):
+        for depths in _sizes(stage.depth, sums):
             products = outs * depths * taps
             loads = 2 * outs * places + depths * (places + taps)
             parts = -(-stage.share // outs) * -(-stage.depth // depths)
-            fits = max(products / REGISTERS, products * places / LONGEST) <= 1
+            fits = max(products / sums, products * places / LONGEST) <= 1
             if fits and loads * parts < cost:
                 best, cost = (outs, depths), loads * parts
     return *best, taps
 
 
-def _sizes(number: int) -> list[int]:
+def _sizes(number: int, largest: int) -> list[int]:
     """Return the sizes of nearly equal parts."""
-    return sorted({even(number, most) for most in range(1, REGISTERS + 1)})
+    return sorted({even(number, most) for most in range(1, largest + 1)})
 
 
 def _bias_gradient(code: VectorCode, stage: StageSizes, m: str, bias: str, o: str) -> None:

@@ -8,6 +8,7 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -68,6 +69,11 @@ def lanes_of(size: int) -> int:
     return 16 if size == 4 and _compiler()[2].get("avx512f") else 8
 
 
+def register_bytes() -> int:
+    """Return the size of all vector registers: 32 of AVX-512 or of NEON, 16 of AVX."""
+    return 32 * 64 if _compiler()[2].get("avx512f") else 16 * 32
+
+
 def compiled(stage: StageSizes | None, function: str, size: int) -> Any:
     """Return a function of a stage, compiled on first use, that runs without the GIL.
 
@@ -77,12 +83,14 @@ def compiled(stage: StageSizes | None, function: str, size: int) -> Any:
         size: bytes of a number.
     """
     with _LOCK:
-        return _compiled(stage, function, size)
+        return _compiled(stage, function, size, register_bytes())
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(stage: StageSizes | None, function: str, size: int) -> Any:
+def _compiled(stage: StageSizes | None, function: str, size: int, room: int) -> Any:
     lanes, number_type = lanes_of(size), KINDS[size]
+    if stage is not None:
+        stage = replace(stage, registers=room // (lanes * size))
     vector, suffix = f"<{lanes} x {number_type}>", f"v{lanes}f{8 * size}"
     text = f"""{code_of(stage, function, number_type, lanes)}
 declare {vector} @llvm.fmuladd.{suffix}({vector}, {vector}, {vector})

@@ -70,9 +70,11 @@ def added():
     return Forward(lambda s, x: x + s.one(x), one=nn.Conv2d(2, 2, 3, padding=1))
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shared inputs", "own inputs"])
+@pytest.mark.parametrize(("own", "room"), [(False, 512), (True, 512), (True, 2048)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_stack_is_a_loop_over_its_networks(name, own):
+def test_a_stack_is_a_loop_over_its_networks(name, own, room, monkeypatch):
+    """On processors with few registers and with many."""
+    monkeypatch.setattr(machine_code, "register_bytes", lambda: room)
     model, stack, x = made(NETWORKS[name](), own)
     assert chain_of(model, stack, (x,), own) is not None
     for ours, theirs in both(model, stack, x, own):
