@@ -49,11 +49,14 @@ class Net(nn.Module):
         self.register_buffer("lost", torch.ones(6), persistent=False)
         self.table, self.rows, self.parts = torch.ones(6), [torch.ones(6)], {"a": [1.0, 2.0]}
         self.function, self.closure = (lambda x: x.abs()), times(2.0)
+        self.on_cpu = 0.5
 
     def forward(self, x):
         x = self.activation(self.first(x)) * self.scale * self.factor * self.table
         x = self.closure(self.function(x)) * self.lost * sum(self.parts["a"]) * WORLD["factor"]
         x = x * sum(self.rows)
+        if x.device.type == "cpu" and x.is_cpu and not x.is_meta:
+            x = x * self.on_cpu + torch.zeros(6, device=x.device)
         x = nn.functional.linear(x, self.middle.weight * self.mask, self.middle.bias)
         return self.last(self.dropout(self.activation(x)))
 
@@ -116,6 +119,7 @@ CHANGES = {
     "a hook before": "net.last.register_forward_pre_hook(lambda module, args: (args[0].exp(),))",
     "a part": "net.dropout = nn.Identity()",
     "a number in training": "net.dropout.p = 0.25",
+    "a number that is read on some devices": "net.on_cpu = -1.0",
 }
 
 
@@ -133,6 +137,17 @@ def test_whatever_changes_is_read_anew(change, solved, monkeypatch):
     if change == "values of a buffer":  # what was found before is wrong for another mask
         assert [g.units for g in original()[1].permutations] == [6, 6]
         assert [g.units for g in new.permutations] != [6, 6]
+
+
+def test_a_batch_is_cut_once_and_other_shapes_are_read_anew(solved, monkeypatch):
+    net, cuts, cut = Net(), [], front.two_rows
+    monkeypatch.setattr(front, "two_rows", lambda *args: cuts.append(0) or cut(*args))
+    for rows, count in ((9, 1), (9, 1), (2, 1), (7, 2), (9, 2)):
+        assert discover(net, torch.randn(rows, 5)) is original()[1]
+        assert len(cuts) == count
+    assert not solved
+    discover(net, torch.randn(2, 3, 5))
+    assert len(solved) == 1
 
 
 def test_settings_and_rules_are_read_anew(solved):
@@ -227,11 +242,31 @@ class Dropping(nn.Module):
         return self.b(F.dropout(torch.tanh(x), 0.1, training=True))
 
 
-def test_dropouts_need_no_second_trace():
+class Attending(nn.Module):
+    """Dropouts inside of attention, as a function and as a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.TransformerEncoderLayer(6, 2, 4, 0.2, batch_first=True)
+        self.b = nn.Linear(6, 2)
+
+    def forward(self, x):
+        y = F.scaled_dot_product_attention(x, x, x, dropout_p=0.3 if self.training else 0.0)
+        return self.b(self.a(x) + y)
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "expected"),
+    [
+        (Dropping, (3, 4), [(0.2, True), (0.3, True), (0.1, True)]),
+        (Attending, (2, 3, 6), [(0.3, True), *[(0.2, True)] * 4]),
+    ],
+)
+def test_dropouts_need_no_second_trace(made, shape, expected):
     """What the mode changes besides, such as a batch norm, does."""
-    net, x = Dropping().eval(), Inputs((torch.randn(3, 4),))
+    net, x = made().eval(), Inputs((torch.randn(shape),))
     dropouts = operations_of(net, x).dropouts
-    assert dropouts == [(0.2, True), (0.3, True), (0.1, True)]
+    assert dropouts == expected
     quick, traced = (trace_graphs(net, x, "carrier", known) for known in (dropouts, None))
     assert quick.training.says_the_same(traced.training)
     assert not quick.training.says_the_same(quick.evaluation)

@@ -2,22 +2,25 @@
 
 A module cannot tell whether it computes what it computed before: its forward is code. So it runs,
 in evaluation and in training, and all operations that torch carries out are written down, with all
-that they are given but the numbers of inputs and weights. That takes the time of two forwards.
+that they are given but the numbers of inputs and weights. They are carried out on the meta device,
+where they cost little, unless the forward needs numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weightsym import params as P
@@ -25,25 +28,31 @@ from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import Inputs, called, structural_copy, tensors_of
 from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
 
-_LIMIT = 16
+_LIMIT = 32
 _SETTINGS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (bool, int, float, complex, str, type(None), *_SETTINGS)
+_PROBABILITY = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
+"""The position of the probability of a dropout, by function."""
+_TRAINING = 13
+"""The position of the argument of the second function that says whether it drops."""
 _results: OrderedDict[str, Symmetries] = OrderedDict()
 
 
-def recall(key: str) -> Symmetries | None:
-    """Return the cached result of a key, if any."""
-    if key in _results:
-        _results.move_to_end(key)
-    return _results.get(key)
+def recall(keys: Sequence[str]) -> Symmetries | None:
+    """Return the cached result of one of some keys, if any."""
+    found = next((_results[key] for key in keys if key in _results), None)
+    if found is not None:
+        remember(keys, found)
+    return found
 
 
-def remember(key: str, symmetries: Symmetries) -> None:
+def remember(keys: Sequence[str], symmetries: Symmetries) -> None:
     """Cache a verified result. Unverified results depend on the example."""
-    if key and not symmetries.unchecked:
+    for key in filter(None, () if symmetries.unchecked else keys):
         _results[key] = symmetries
-        while len(_results) > _LIMIT:
-            _results.popitem(last=False)
+        _results.move_to_end(key)
+    while len(_results) > _LIMIT:
+        _results.popitem(last=False)
 
 
 def forget() -> None:
@@ -81,14 +90,16 @@ UNKNOWN = Operations(Record([], []), Record([], []))
 @torch.no_grad()
 def operations_of(model: nn.Module, inputs: Inputs) -> Operations:
     """List the operations of a network in evaluation mode, or none if they cannot be recorded."""
-    try:
-        evaluation = _operations(model, inputs)
-        model.train()
-        return Operations(evaluation, _operations(model, inputs))
-    except Exception:  # an unknown operation, or an example that does not fit
-        return UNKNOWN
-    finally:
-        model.eval()
+    for computes in (False, True):
+        try:
+            evaluation = _operations(model, inputs, computes)
+            model.train()
+            return Operations(evaluation, _operations(model, inputs, computes))
+        except Exception:  # an unknown operation, one that needs numbers, or a wrong example
+            continue
+        finally:
+            model.eval()
+    return UNKNOWN
 
 
 def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
@@ -135,9 +146,13 @@ def _described_tensors(model: nn.Module) -> Iterator[str]:
     yield str(list(persistent))
 
 
-def _operations(model: nn.Module, inputs: Inputs) -> Record:
+def _operations(model: nn.Module, inputs: Inputs, computes: bool) -> Record:
     """List the operations of a forward, one per line, and its dropouts."""
-    state, log, dropouts = P.of(model), _Log(), _Dropouts()
+    state, log, functions = P.of(model), _Log(computes), _Functions()
+    if not computes:
+        (device,) = {t.device for t in tree_leaves((state, inputs)) if isinstance(t, Tensor)}
+        functions.answers = _about(device)
+        state, inputs = tree_map(_without_numbers, (state, inputs))
     for name, t in state.items():
         log.note(t, name)
     log.lines += [log.note(x, "input") for x in tree_leaves(inputs) if isinstance(x, Tensor)]
@@ -145,32 +160,51 @@ def _operations(model: nn.Module, inputs: Inputs) -> Record:
     network, is_fused = structural_copy(model), torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it stands for code that a trace reads
-        with log, dropouts:
+        with log, functions:
             returned = called(network, state, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
-    return Record([*log.lines, *map(log.word, tensors_of(returned))], dropouts.found)
+    return Record([*log.lines, *map(log.word, tensors_of(returned))], functions.dropouts)
 
 
-class _Dropouts(TorchFunctionMode):
+def _about(device: torch.device) -> dict[Any, Any]:
+    """Return what tensors of a device say of it, by the getters of attributes."""
+    places = {"meta": False, "cuda": device.type == "cuda", "cpu": device.type == "cpu"}
+    getters = {getattr(Tensor, f"is_{name}").__get__: said for name, said in places.items()}
+    return getters | {Tensor.device.__get__: device}
+
+
+class _Functions(TorchFunctionMode):
     """A mode in which dropouts return what they take.
 
     Attributes:
-        found: all that were called.
+        dropouts: all that were called.
+        answers: what attributes of all tensors are, by their getters.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = list[Dropout]()
+        self.dropouts = list[Dropout]()
+        self.answers = dict[Any, Any]()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is nn.functional.dropout:
-            x, p, training = _bound(*args, **(kwargs or {}))
-            self.found.append((p, training))
+        kwargs = dict(kwargs or {})
+        if function is F.dropout:
+            x, p, training = _bound(*args, **kwargs)
+            self.dropouts.append((p, training))
             return x
-        return function(*args, **(kwargs or {}))
+        position = _PROBABILITY.get(function)
+        if position is not None and len(args) <= _TRAINING:
+            p, args = kwargs.pop("dropout_p", 0.0), [*args]
+            if len(args) > position:
+                p, args[position] = args[position], 0.0
+            p = p if kwargs.get("training", True) else 0.0
+            self.dropouts.append((p, p > 0))
+        if function in self.answers:
+            return self.answers[function]
+        return function(*args, **kwargs)
 
 
 def _bound(
@@ -186,11 +220,15 @@ class _Log(TorchDispatchMode):
     Attributes:
         lines: one for every operation.
         kept: the memory that nothing may write to.
+
+    Args:
+        computes: whether results have numbers; else they are on the meta device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, computes: bool) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self._computes = computes
         self.kept: set[int] = set()
         self._words, self._count = WeakTensorKeyDictionary(), itertools.count()
 
@@ -223,7 +261,7 @@ class _Log(TorchDispatchMode):
         if not is_known or (schema.is_mutable and self._writes(schema.arguments, args, kwargs)):
             raise _Unknown
         call = f"{function} {self.word(args)} {self.word([*kwargs.items()])}"
-        result = function(*args, **kwargs)
+        result = function(*args, **kwargs) if self._computes else _on_meta(function, args, kwargs)
         self.lines.append(f"{call} {self.word(result, is_result=True)}")
         return result
 
@@ -245,3 +283,66 @@ def _numbers(t: Tensor) -> str:
         raise _Unknown
     numbers = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.sha256(numbers.tobytes()).hexdigest()
+
+
+# ------------------------------------------------------------ operations without numbers
+class _Layout(NamedTuple):
+    """The layout of a tensor on the meta device."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_layouts: dict[Any, Any] = {}
+"""The layouts of results, by operation and arguments: the rules of torch for them are slow."""
+
+
+def _on_meta(function: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out an operation on the meta device."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise _Unknown  # it does not cast there
+    makes, is_new = _kind_of(function)
+    args, kwargs = _each(_without_numbers, args), _each(_without_numbers, [*kwargs.items()])
+    kwargs = dict(kwargs) | ({"device": torch.device("meta")} if makes else {})
+    if not is_new:
+        return function(*args, **kwargs)
+    key = function, _each(_layout, args), _each(_layout, [*kwargs.items()])
+    if key not in _layouts:
+        _layouts[key] = _each(_layout, function(*args, **kwargs))
+    return _each(_tensor, _layouts[key])
+
+
+@functools.cache
+def _kind_of(function: Any) -> tuple[bool, bool]:
+    """Return whether a function takes a device, and whether all its results have new memory."""
+    schema = function._schema
+    makes = any(a.name == "device" for a in schema.arguments)
+    is_new = all(str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns)
+    return makes, is_new and not schema.is_mutable
+
+
+def _each(function: Callable[[Any], Any], x: Any) -> Any:
+    """Apply a function to all that lists and tuples hold."""
+    return tuple([_each(function, y) for y in x]) if type(x) in (list, tuple) else function(x)
+
+
+def _without_numbers(x: Any) -> Any:
+    if not isinstance(x, Tensor) or x.is_meta:
+        return x
+    layout = _layout(x)
+    return _tensor(layout)
+
+
+def _layout(x: Any) -> _Layout | str:
+    if not isinstance(x, Tensor):
+        return repr(x)
+    if type(x) not in (Tensor, nn.Parameter) or x.is_quantized:
+        raise _Unknown
+    return _Layout(x.shape, x.stride(), x.dtype)
+
+
+def _tensor(layout: Any) -> Tensor | None:
+    if not isinstance(layout, _Layout):
+        return None
+    return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="meta")

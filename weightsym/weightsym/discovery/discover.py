@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weightsym.discovery.cache import key_of, operations_of, recall, remember
+from weightsym.discovery.cache import Operations, key_of, operations_of, recall, remember
 from weightsym.discovery.description import read_graphs, reasons, symmetries_of
 from weightsym.discovery.dimensions.program import Rule
 from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
@@ -84,13 +84,12 @@ def discover(
     check_filled(inputs)
     custom = {_bare(name): _checked(name, rule) for name, rule in (rules or {}).items()}
     with _in_evaluation(model):
-        inputs = rows = two_rows(model, inputs)
-        operations = operations_of(model, inputs)
-        key = "" if custom or explain else key_of(model, operations, batch_norm)
-        cached = recall(key)
+        rows, operations, keys = _rows_and_keys(model, inputs, batch_norm)
+        keys = [] if custom or explain else keys
+        cached = recall(keys)
         if cached is not None:
             return cached
-        graphs, inputs = trace_with_two_tokens(model, inputs, batch_norm, operations.dropouts)
+        graphs, inputs = trace_with_two_tokens(model, rows, batch_norm, operations.dropouts)
         reading, groups = read_graphs(model, graphs, batch_norm, custom, explain is not None)
         if reading.idle:  # a longer example may have second steps, with states that are not zero
             for others, longer in longer_graphs(model, inputs, batch_norm):
@@ -106,11 +105,24 @@ def discover(
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
         symmetries = _with_what_is_not_reached(symmetries, unreached)
-        remember(key if inputs is rows else "", symmetries)  # it does not see longer examples
+        remember(keys if inputs is rows else [], symmetries)  # they do not see longer examples
     if symmetries.unchecked:
         extent = "nothing" if math.isnan(symmetries.error) else "not everything"
         _log.warning("discover: %s was checked: %s.", extent, symmetries.unchecked)
     return symmetries
+
+
+def _rows_and_keys(
+    model: nn.Module, inputs: Inputs, batch_norm: str
+) -> tuple[Inputs, Operations, list[str]]:
+    """Return the rows to read, what a network does with them, and the keys of these and of all."""
+    operations = operations_of(model, inputs)
+    keys = [key_of(model, operations, batch_norm)]
+    rows = inputs if recall(keys) else two_rows(model, inputs)
+    if rows is not inputs:
+        operations = operations_of(model, rows)
+        keys.append(key_of(model, operations, batch_norm))
+    return rows, operations, keys
 
 
 @contextmanager

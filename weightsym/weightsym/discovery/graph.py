@@ -17,6 +17,8 @@ from weightsym.discovery.dimensions.nodes import ancestors, first_written, opera
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
 
+_ATTENTION = "scaled_dot_product_attention"
+
 
 class Source(NamedTuple):
     """The source of a placeholder: its type and, for tensors of the network, name and values."""
@@ -95,23 +97,24 @@ class Graph:
         Args:
             dropouts: all of them, in the order of their calls.
         """
-        if [tuple(n.args[1:]) for n in _dropouts(self.module.graph)] == [*dropouts]:
+        if _settings(self.module.graph) == [*dropouts]:
             return self
         graph, program = copy.deepcopy(self.module.graph), copy.copy(self.program)
         nodes = _dropouts(graph)
         if len(nodes) != len(dropouts):
             return None
         for node, settings in zip(nodes, dropouts, strict=True):
-            node.args = (node.args[0], *settings)
+            if _setting(node) != settings:
+                _set(node, settings)
         program._graph_module = GraphModule(self.module, graph)
         return Graph(program)
 
     def only_drops(self, other: Graph) -> bool:
         """Return whether the graph has the operations of another one, and drops as much or more."""
-        settings: list[Any] = [node.args[1:] for node in _dropouts(other.module.graph)]
+        settings = _settings(other.module.graph)
         same = self.with_dropouts(settings)
-        pairs = zip(_dropouts(self.module.graph), settings, strict=False)
-        fewer = any(s[1] and not n.args[2] for n, s in pairs)
+        pairs = zip(_settings(self.module.graph), settings, strict=False)
+        fewer = any(theirs and not ours for (_, ours), (_, theirs) in pairs)
         return same is not None and not fewer and same.says_the_same(other)
 
     def _code(self) -> str:
@@ -121,7 +124,30 @@ class Graph:
 
 def _dropouts(graph: torch.fx.Graph) -> list[Node]:
     nodes = (node for node in graph.nodes if node.op == "call_function")
-    return [node for node in nodes if operation_of(node) == "dropout"]
+    return [node for node in nodes if operation_of(node) in ("dropout", _ATTENTION)]
+
+
+def _settings(graph: torch.fx.Graph) -> list[tuple[Any, Any]]:
+    """Return the probabilities of all dropouts, and whether they drop."""
+    return [_setting(node) for node in _dropouts(graph)]
+
+
+def _setting(node: Node) -> tuple[Any, Any]:
+    if operation_of(node) == "dropout":
+        return node.args[1], node.args[2]
+    p: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return p, p > 0
+
+
+def _set(node: Node, setting: tuple[float, bool]) -> None:
+    if operation_of(node) == "dropout":
+        node.args = (node.args[0], *setting)
+    elif "attn_mask" not in node.kwargs:
+        operands = [*node.args, *[None] * 4]
+        args = [*operands[:4], setting[0], *node.args[5:]]
+        while args[-1] in (None, 0.0):
+            args.pop()
+        node.args = tuple(args)
 
 
 def _sources(program: ExportedProgram) -> Callable[[Node], Source]:
