@@ -189,6 +189,7 @@ def test_children_are_told_and_no_symmetry_hides_them(name, siblings, digits):
     found = relation(child, a, sym)
     assert found.verdict == "made from it"
     assert max(found.p_exact, found.p_robust) < 1e-8
+    assert min(found.p_exact, found.p_robust, found.p_close) > 0
     attacked = relation(Element.random(sym, seeded(4))(child), a, sym)
     assert attacked.verdict == "made from it"
     assert attacked.p_exact > 1e-3  # no unit is in its place

@@ -309,7 +309,7 @@ def _lines(
     for link in sorted(found if suspect is not None else links, key=lambda each: each.rest):
         yield (
             f"{names[link.a]:<{width}}  {names[link.b]:<{width}}  {link.verdict:<14}"
-            f"  left {link.rest:.2g}  p <= {max(link.p, 1e-300):.1g}"
+            f"  left {link.rest:.2g}  p <= {link.p:.1g}"
         )
     if suspect is not None:
         return

@@ -38,6 +38,7 @@ _EQUAL = 1e-5  # a rest that rounding explains
 _NEAR = 1e-3  # of one tensor
 _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
 _UNDERFLOW = 170  # 1 / 171! is no double
+_LEAST = 1e-300  # probability that is shown
 _SORTED = 1e-3  # the probability of the order of exchangeable units
 _EXACT = 2**22  # numbers that are compared in double precision
 _FEW = 4  # units, of which fewer are often in order
@@ -101,6 +102,7 @@ class Relation:
             calibrated: independent networks agree in less than ``EXCESS`` of their units beyond
             chance.
         p_close: of tensors as close, if their directions were random, for any of all permutations.
+            All three are at least 1e-300.
         partial: True if one network has more units, layers, tokens or classes.
 
     >>> import torch
@@ -212,9 +214,9 @@ def relation(
     return Relation(
         found,
         tuple(groups),
-        p_in_place(groups),
-        p_agreeing([(g.tried, g.agreeing) for g in groups if g.agreeing is not None]),
-        _p_close(found, sym),
+        max(p_in_place(groups), _LEAST),
+        max(p_agreeing([(g.tried, g.agreeing) for g in groups if g.agreeing is not None]), _LEAST),
+        max(_p_close(found, sym), _LEAST),
         differ,
     )
 
