@@ -97,11 +97,14 @@ class ChannelMoments:
         return cls(zero, zero, like.new_zeros(2, s, others, n, n, dtype=torch.float64))
 
 
-def _moments(moving: Tensor, goal: Tensor, side: int, pairs: bool = True) -> ChannelMoments:
+def _moments(
+    moving: Tensor, goal: Tensor, side: int, pairs: bool = True, own: bool = True
+) -> ChannelMoments:
     """Of rows ``(spaces, size, numbers)``, on one side, of all pairs of spaces or in place."""
     dtype = torch.float64 if moving.numel() <= _EXACT else at_least_single(moving).dtype
-    both = [gram(rows, rows, dtype).double() for rows in (moving, goal)]
     s, n = moving.shape[:2]
+    zero = moving.new_zeros(s, n, n, dtype=torch.float64)
+    both = [gram(rows, rows, dtype).double() if own else zero for rows in (moving, goal)]
     if pairs:
         cross = gram(goal.flatten(0, 1), moving.flatten(0, 1), dtype).double()
         cross = cross.reshape(s, n, s, n).transpose(1, 2)
@@ -123,12 +126,16 @@ def weight_moments(
     places: Sequence[Placement],
     pairs: bool = True,
 ) -> ChannelMoments:
-    """Moments of the weights at some places of a group, of all pairs of spaces or in place."""
+    """Moments of the weights at some places of a group, of all pairs of spaces or in place.
+
+    Rotations in place need no moments of one network alone.
+    """
     total = ChannelMoments.none(group, next(iter(reference.values())), pairs)
     for placement in places:
         w = params[sym.axes[placement.axis].tensor]
         moving, goal = unit_rows({}, sym, placement, w), unit_rows(reference, sym, placement)
-        total = total + _moments(moving, goal, int(placement.exponent == -1), pairs)
+        side, own = int(placement.exponent == -1), pairs or group.rescales
+        total = total + _moments(moving, goal, side, pairs, own)
     return total
 
 
@@ -238,16 +245,18 @@ class ChannelView:
     network: nn.Module | None = None
     inputs: list[Any] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
+    turned: frozenset[int] = frozenset()
 
     @cached_property
     def streams(self) -> list[int]:
         """Groups of rotations, which are turned before all others are matched."""
-        return [k for k, g in enumerate(self.sym.linear) if not g.rescales]
+        groups = enumerate(self.sym.linear)
+        return [k for k, g in groups if not g.rescales and k not in self.turned]
 
     @cached_property
     def rest(self) -> list[int]:
         """All groups but those of streams."""
-        return [k for k in range(len(self.sym.linear)) if k not in self.streams]
+        return [k for k, g in enumerate(self.sym.linear) if g.rescales]
 
     @cached_property
     def anchored(self) -> list[list[Placement]]:

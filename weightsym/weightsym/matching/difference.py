@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -189,12 +190,24 @@ def difference(
     given = one, other
     prints = tuple(fingerprint_of(w, at, sym) for w, (_, at) in zip(given, least, strict=True))
     walk = Walk(one, other, sym)
-    ends = _Search(sym, method, seed).in_order(balanced, walk)
+    walked = replace(balanced, name=_MIXED, given=given, elements=(walk.moving.element, still))
+    ends, known = list[_Step](), list[_Step]()
+    if walk.is_sure and not balanced.is_small:
+        walked = _with_matrices(walked, walk.placed, walk.turned) if sym.linear else walked
+        ways = [at @ g.inverse for at, (g, _) in zip(balanced.elements, least, strict=True)]
+        orders = walk.spaces.nearest_orders(ways[1] @ walked.elements[0] @ ways[0].inverse)
+        moved = balanced.then(Element.of_values(sym, {"permutations": orders}))
+        moved = replace(moved, name=_ORDER, permutations=orders)
+        ends = [moved.then(fitted_signs(moved.a, moved.b, sym))]
+        known = [replace(walked, permutations=orders)]
+    else:
+        ends = _Search(sym, method, seed).in_order(balanced, walk)
     matched = _closest(ends)
-    steps.append(_closest([matched, replace(balanced, name=matched.name)]))
+    nearer = _closest([matched, balanced])
+    steps.append(nearer if nearer is matched else replace(balanced, name=_ORDER))
     if sym.linear:
-        walked = replace(steps[-1], given=given, elements=(walk.moving.element, still))
-        steps.append(_mixed(steps[-1], ends, walked, walk))
+        walked = replace(walked, permutations=steps[-1].permutations)
+        steps.append(_mixed(steps[-1], ends, walked, walk, known))
     stages, last = tuple(step.stage for step in steps), steps[-1]
     counts, orders = (walk.agreeing, walk.compared), tuple(matched.permutations)
     return Difference(stages, (last.a, last.b), orders, *counts, prints)
@@ -220,6 +233,12 @@ class _Step:
     def b(self) -> Network:
         """The second network where it stands."""
         return self.elements[1].view(self.given[1])
+
+    @property
+    def parked(self) -> tuple[Network, Network]:
+        """Both networks where they stand, in files if that takes long to compute."""
+        a, b = self.elements
+        return parked(self.a, a.moving), parked(self.b, b.moving) if b.moving else self.b
 
     def then(self, first: Element, second: Element | None = None) -> _Step:
         """Let further elements act."""
@@ -307,20 +326,18 @@ class _Search:
     def in_order(self, step: _Step, walk: Walk) -> list[_Step]:
         """Units in the order of those of the goal, with signs that fit, from several starts.
 
-        What a walk has placed beyond doubt is not searched again. Where it has found nothing, small
-        groups and a few large ones are matched once; networks that are far apart then are no closer
-        from another start.
+        Where a walk has found nothing, small groups and a few large ones are matched once; networks
+        that are far apart then are no closer from another start.
         """
         ends = list[_Step]()
         if walk.is_apart and not step.is_small:
             some = frozenset(walk.large[:-_FEW])
             ends = [next(self._ends(self._start(step, walk, some), some, _GAIN))]
         if not ends or not ends[0].is_far:
-            placed = frozenset[int]() if step.is_small else walk.placed
-            ends += _until_settled(self._ends(self._start(step, walk, placed), placed))
+            ends += _until_settled(self._ends(self._start(step, walk)))
         return ends
 
-    def _start(self, step: _Step, walk: Walk, placed: frozenset[int]) -> _Step:
+    def _start(self, step: _Step, walk: Walk, placed: Collection[int] = ()) -> _Step:
         """Units in a random order, but for those that have been placed."""
         shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
         for k in placed:
@@ -328,7 +345,7 @@ class _Search:
         start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
         return replace(start, name=_ORDER, permutations=shuffle)
 
-    def _ends(self, start: _Step, placed: frozenset[int], least: float = 0.0) -> Iterator[_Step]:
+    def _ends(self, start: _Step, placed: Collection[int] = (), least: float = 0.0) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
         sym = self.sym
         if sym.signs:
@@ -355,7 +372,7 @@ class _Search:
     def _matched(
         self,
         step: _Step,
-        placed: frozenset[int] = frozenset(),
+        placed: Collection[int] = (),
         least: float = 0.0,
         signs: bool = False,
     ) -> _Step:
@@ -365,7 +382,9 @@ class _Search:
         return replace(step.then(found.element), permutations=moved)
 
 
-def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, walk: Walk) -> _Step:
+def _mixed(
+    best: _Step, ends: Sequence[_Step], walked: _Step, walk: Walk, known: Sequence[_Step]
+) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
     The first one starts where a walk through both has brought it, then as it stands beside the
@@ -387,26 +406,29 @@ def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step, walk: Walk) -> _St
 
     def mixed() -> Iterator[_Step]:
         if walk.is_apart and not best.is_small:
-            start = replace(walked, name=_MIXED)
-            end = _with_matrices(start, frozenset(walk.large[:-_FEW]), _GAIN)
+            end = _with_matrices(walked, frozenset(walk.large[:-_FEW]))
             yield end
             if end.is_far:
                 return
         for start in starts():
-            known = walk.placed if start is walked and not best.is_small else frozenset[int]()
-            end = _with_matrices(replace(start, name=_MIXED), known)
+            end = _fully(replace(start, name=_MIXED))
             yield end
             if sym.signs:
-                yield _with_matrices(end.then(fitted_signs(end.a, end.b, sym)), known)
+                yield _fully(end.then(fitted_signs(end.a, end.b, sym)))
 
-    return _closest(_until_settled(mixed()))
+    return _closest(_until_settled(chain(known, mixed())))
 
 
-def _with_matrices(step: _Step, placed: frozenset[int], least: float = 0.0) -> _Step:
-    a, b = parked(step.a, step.elements[0].moving), parked(step.b, step.elements[1].moving)
-    if placed or least:
-        return step.then(with_matrices(a, b, step.sym, placed, least))
+def _fully(step: _Step) -> _Step:
+    a, b = step.parked
     return step.then(match_all(a, b, step.sym).element)
+
+
+def _with_matrices(
+    step: _Step, placed: frozenset[int], turned: frozenset[int] = frozenset()
+) -> _Step:
+    a, b = step.parked
+    return step.then(with_matrices(a, b, step.sym, placed, turned, _GAIN))
 
 
 def _ratio(squares: int | float, sizes: int | float) -> float:

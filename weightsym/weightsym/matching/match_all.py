@@ -150,7 +150,8 @@ def with_matrices(
     reference: Mapping[str, Tensor],
     sym: Symmetries,
     placed: Collection[int],
-    least: float = 0.0,
+    turned: Collection[int],
+    least: float,
 ) -> Element:
     """The element that exchanges heads and mixes channels, where other units are in order.
 
@@ -159,9 +160,11 @@ def with_matrices(
         reference: the network to come close to.
         sym: what `discover` returned.
         placed: the groups of permutations that stay.
+        turned: the groups of rotations that stay.
         least: share of the distance, which the last round takes no more off.
     """
-    pair = Pair(ChannelView(sym), SpaceMap(sym, frozenset(placed)), params, reference)
+    view = ChannelView(sym, turned=frozenset(turned))
+    pair = Pair(view, SpaceMap(sym, frozenset(placed)), params, reference)
     pair.run(SWEEPS, least=least)
     return pair.element
 
@@ -305,7 +308,7 @@ class Pair:
                     total = step @ self.element.matrices_of(k).to(step)
                     reached = torch.linalg.cond(total) < _STEEPEST
                     self._mix(k, torch.where(reached[:, None, None], step, eye))
-                elif by_weights:
+                elif by_weights and k not in self.view.turned:
                     self._turn([k])
             apart = self._apart()
             if by_weights and apart > self.apart:  # numbers of planes are balanced

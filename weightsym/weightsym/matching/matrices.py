@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.balanced_form import Balance, balance_spaces
+from weightsym.groups.actions import compose
 from weightsym.groups.axis_maps import AxisMap
 from weightsym.groups.element import Element
+from weightsym.groups.elements import identity
 from weightsym.groups.placements import LinearKind, complex_matrices
 from weightsym.groups.symmetries import LinearGroup, PermutationGroup, Symmetries, without_groups
 from weightsym.matching.channels import ChannelMoments
+from weightsym.matching.plan import assign
 
 _NOISE = 1e-13  # eigenvalues of moments below this share of the largest are rounding
 _SHORTER = 4  # lengths of a step that are tried, each a third of the one before
@@ -220,6 +223,19 @@ class SpaceMap:
     @cached_property
     def _first_owners(self) -> list[Tensor]:
         return [_owners(self.sym, group, group.placements[0].axis) for group in self.sym.linear]
+
+    def nearest_orders(self, element: Element) -> list[Tensor]:
+        """The permutations of an element; inside of spaces, those nearest to its matrices."""
+        sym, nearest = self.sym, identity(self.sym)
+        for k in self.contained:
+            place = sym.permutations[k].placements[0]
+            for j, _ in sym.placements_by_axis("linear")[place.axis]:
+                owners = _owners(sym, sym.linear[j], place.axis)[place.positions[:, 0]]
+                if bool((owners >= 0).all()) and sym.linear[j].kind in _ORDERED:
+                    space, channels = element.matrices_of(j)[owners[0, 0]], owners[:, 1]
+                    nearest[k] = assign(space[channels][:, channels].abs())
+                    break
+        return compose(list(element.permutations), nearest, sym)
 
     def orders(self, step: Element) -> list[Tensor]:
         """For every group of matrices, the space that a step brings to the place of each."""

@@ -21,6 +21,7 @@ Node = tuple[str, int]
 _Rows = tuple[Placement, Tensor, Tensor]
 """The weights of the units of both networks at a place."""
 _FEWEST, _MOST = 2, 1024  # directions that units are compared in, and units that tell which
+_MANY = 32  # vectors for every channel, whose rotation others would change by nothing much
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
 _NONE, _ENOUGH = 0.05, 256  # or if no more are, of so many at least
@@ -45,6 +46,7 @@ class Walk:
         sources: by group that is matched, all tensors whose numbers have decided how.
         agreeing: by group of permutations, the units that both parts match alike.
         compared: how many were tried: of more than 1024, the first 1024 of the goal.
+        turned: the groups of matrices that many vectors have decided.
         is_blind: True if channels were turned by fewer vectors than they are, as in a stream that
             few inputs enter: what follows need not agree.
     """
@@ -53,11 +55,12 @@ class Walk:
         self.sym = sym
         self.moving, self.goal = (Moved(w, Element(sym)) for w in (a, b))
         self.sketches = Sketches(sym, self.moving, self.goal)
-        self.inside = SpaceMap(sym).contained
+        self.spaces = SpaceMap(sym)
         self.sources: dict[Node, frozenset[str]] = {}
         self.agreeing: dict[int, int] = {}
         self.compared: dict[int, int] = {}
         self.signed: set[int] = set()
+        self.turned = frozenset[int]()
         self.is_blind = False
         self.movers = {axis: self._movers(axis) for axis in range(len(sym.axes))}
         waiting, left = list[Node](), self._nodes()
@@ -66,11 +69,16 @@ class Walk:
 
     @property
     def placed(self) -> frozenset[int]:
-        """The groups of permutations that are in order, none unless that is beyond doubt."""
+        """The groups of permutations that have been matched."""
+        return frozenset(k for kind, k in self.sources if kind == "permutations")
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the order of units is beyond doubt, and matrices decide what is left."""
         least = max(_DECIDED * sum(self.compared.values()), 1)
         if sum(self.agreeing.values()) < least or self.sym.exchangeable_tensors:
-            return frozenset()
-        return frozenset(k for kind, k in self.sources if kind == "permutations")
+            return False
+        return bool(self.sym.linear) or self.placed.issuperset(range(len(self.sym.permutations)))
 
     @property
     def large(self) -> list[int]:
@@ -90,7 +98,7 @@ class Walk:
     def _nodes(self) -> list[Node]:
         """The groups that are matched, in the order of the graph: no blocks and no experts."""
         sym, exchanged = self.sym, self.sym.exchangeable_tensors.keys()
-        nodes = [("permutations", k) for k in range(len(sym.permutations)) if k not in self.inside]
+        nodes = [("permutations", k) for k in range(len(sym.permutations)) if k not in self.spaces.contained]
         nodes = [n for n in nodes if not sym.permutations[n[1]].inner]
         nodes += [("linear", k) for k in range(len(sym.linear))]
         nodes = [n for n in nodes if not exchanged & sym.moved_by(self._group(n))]
@@ -105,7 +113,7 @@ class Walk:
         nodes, counts = set[Node](), torch.zeros(self.sym.axes[axis].length, dtype=torch.long)
         for kind in ("permutations", "linear"):
             for k, placement in self.sym.placements_by_axis(kind).get(axis, ()):
-                if kind == "linear" or k not in self.inside:
+                if kind == "linear" or k not in self.spaces.contained:
                     nodes.add((kind, k))
                     counts[placement.positions.reshape(-1).unique().cpu()] += 1
         return nodes, counts
@@ -160,6 +168,8 @@ class Walk:
             _, mine, theirs = self._rows(place)
             cross, vectors = cross + (theirs @ mine.mT).double(), vectors + mine.shape[-1]
         self.is_blind |= vectors < group.size
+        if vectors > _MANY * group.size:
+            self.turned |= {k}
         basis = group.basis.to(cross)
         turn = group.lifted(procrustes(basis.mT @ cross @ basis).matrices)
         both = [turn if j == k else None for j in range(len(self.sym.linear))]
