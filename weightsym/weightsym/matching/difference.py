@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -185,32 +184,34 @@ def difference(
     steps = [first, balanced] if sym.scalings or sym.shifts else [first]
     if any(group.rescales for group in sym.linear):
         least = [to_least_mass(w, sym, mixing=True) for w in pair]
+    search = _Search(sym, method, seed)
+    if sym.linear and not (balanced.is_small or sym.exchangeable_tensors):
+        least[0] = (search.shuffle @ least[0][0], least[0][1])
     views = (g.view(w) for w, (g, _) in zip(pair, least, strict=True))
     one, other = (parked(w, g.moving) for w, (g, _) in zip(views, least, strict=True))
-    given = one, other
-    prints = tuple(fingerprint_of(w, at, sym) for w, (_, at) in zip(given, least, strict=True))
+    prints = tuple(
+        fingerprint_of(w, at, sym) for w, (_, at) in zip((one, other), least, strict=True)
+    )
     walk = Walk(one, other, sym)
-    walked = replace(balanced, name=_MIXED, given=given, elements=(walk.moving.element, still))
-    ends, known = list[_Step](), list[_Step]()
-    if walk.is_sure and not balanced.is_small:
-        walked = _with_matrices(walked, walk.placed, walk.turned) if sym.linear else walked
+    walked = _Step(_MIXED, sym, (one, other), (walk.moving.element, still), identity(sym))
+    end = None if balanced.is_small else _told(walk, walked)
+    if end is not None:
         ways = [at @ g.inverse for at, (g, _) in zip(balanced.elements, least, strict=True)]
-        orders = walk.spaces.nearest_orders(ways[1] @ walked.elements[0] @ ways[0].inverse)
-        moved = balanced.then(Element.of_values(sym, {"permutations": orders}))
-        moved = replace(moved, name=_ORDER, permutations=orders)
-        ends = [moved.then(fitted_signs(moved.a, moved.b, sym))]
-        known = [replace(walked, permutations=orders)]
+        orders = walk.spaces.nearest_orders(ways[1] @ end.elements[0] @ ways[0].inverse)
+        matched = balanced.then(Element.of_values(sym, {"permutations": orders}))
+        matched = matched.then(fitted_signs(matched.a, matched.b, sym))
+        ends = [replace(matched, name=_ORDER, permutations=orders)]
     else:
-        ends = _Search(sym, method, seed).in_order(balanced, walk)
+        ends = search.in_order(balanced, walk)
     matched = _closest(ends)
     nearer = _closest([matched, balanced])
     steps.append(nearer if nearer is matched else replace(balanced, name=_ORDER))
     if sym.linear:
         walked = replace(walked, permutations=steps[-1].permutations)
-        steps.append(_mixed(steps[-1], ends, walked, walk, known))
+        steps.append(end or _mixed(steps[-1], ends, walked))
     stages, last = tuple(step.stage for step in steps), steps[-1]
-    counts, orders = (walk.agreeing, walk.compared), tuple(matched.permutations)
-    return Difference(stages, (last.a, last.b), orders, *counts, prints)
+    counts, orders = (walk.agreeing, walk.compared), matched.permutations
+    return Difference(stages, (last.a, last.b), tuple(orders), *counts, prints)
 
 
 # ------------------------------------------------------------ steps
@@ -323,6 +324,12 @@ class _Search:
     method: ByWeights
     seed: int
 
+    @property
+    def shuffle(self) -> Element:
+        """Units in a random order."""
+        orders = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
+        return Element.of_values(self.sym, {"permutations": orders})
+
     def in_order(self, step: _Step, walk: Walk) -> list[_Step]:
         """Units in the order of those of the goal, with signs that fit, from several starts.
 
@@ -339,13 +346,15 @@ class _Search:
 
     def _start(self, step: _Step, walk: Walk, placed: Collection[int] = ()) -> _Step:
         """Units in a random order, but for those that have been placed."""
-        shuffle = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
+        shuffle = list(self.shuffle.permutations)
         for k in placed:
             shuffle[k] = walk.moving.element.permutations[k]
         start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
         return replace(start, name=_ORDER, permutations=shuffle)
 
-    def _ends(self, start: _Step, placed: Collection[int] = (), least: float = 0.0) -> Iterator[_Step]:
+    def _ends(
+        self, start: _Step, placed: Collection[int] = (), least: float = 0.0
+    ) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
         sym = self.sym
         if sym.signs:
@@ -382,9 +391,21 @@ class _Search:
         return replace(step.then(found.element), permutations=moved)
 
 
-def _mixed(
-    best: _Step, ends: Sequence[_Step], walked: _Step, walk: Walk, known: Sequence[_Step]
-) -> _Step:
+def _told(walk: Walk, walked: _Step) -> _Step | None:
+    """Both networks in one frame, if a walk leaves no doubt; None if all has to be searched.
+
+    Where it has found all units, matrices are left; where it has found nothing, small groups and a
+    few large ones are matched once. Networks that are far apart then are no closer from elsewhere.
+    """
+    if walk.is_sure:
+        return _with_matrices(walked, walk.placed, walk.turned) if walk.sym.linear else walked
+    if walk.is_apart and walk.sym.linear:
+        end = _with_matrices(walked, frozenset(walk.large[:-_FEW]))
+        return end if end.is_far else None
+    return None
+
+
+def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
     """Channels matched by matrices, where the second network is balanced.
 
     The first one starts where a walk through both has brought it, then as it stands beside the
@@ -405,18 +426,13 @@ def _mixed(
             yield from (start.then(choice) for choice in sign_choices(alone, sym)[k : k + 1])
 
     def mixed() -> Iterator[_Step]:
-        if walk.is_apart and not best.is_small:
-            end = _with_matrices(walked, frozenset(walk.large[:-_FEW]))
-            yield end
-            if end.is_far:
-                return
         for start in starts():
             end = _fully(replace(start, name=_MIXED))
             yield end
             if sym.signs:
                 yield _fully(end.then(fitted_signs(end.a, end.b, sym)))
 
-    return _closest(_until_settled(chain(known, mixed())))
+    return _closest(_until_settled(mixed()))
 
 
 def _fully(step: _Step) -> _Step:

@@ -98,7 +98,11 @@ class Walk:
     def _nodes(self) -> list[Node]:
         """The groups that are matched, in the order of the graph: no blocks and no experts."""
         sym, exchanged = self.sym, self.sym.exchangeable_tensors.keys()
-        nodes = [("permutations", k) for k in range(len(sym.permutations)) if k not in self.spaces.contained]
+        nodes = [
+            ("permutations", k)
+            for k in range(len(sym.permutations))
+            if k not in self.spaces.contained
+        ]
         nodes = [n for n in nodes if not sym.permutations[n[1]].inner]
         nodes += [("linear", k) for k in range(len(sym.linear))]
         nodes = [n for n in nodes if not exchanged & sym.moved_by(self._group(n))]
