@@ -210,8 +210,8 @@ def difference(
         walked = replace(walked, permutations=steps[-1].permutations)
         steps.append(end or _mixed(steps[-1], ends, walked))
     stages, last = tuple(step.stage for step in steps), steps[-1]
-    counts, orders = (walk.agreeing, walk.compared), matched.permutations
-    return Difference(stages, (last.a, last.b), tuple(orders), *counts, prints)
+    counts = walk.agreeing, walk.compared
+    return Difference(stages, (last.a, last.b), tuple(matched.permutations), *counts, prints)
 
 
 # ------------------------------------------------------------ steps
