@@ -80,4 +80,4 @@ docs: $(STAMP)  ## build the site into site/; a broken link fails
 	$(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jsonargparse
 import pytest
+import torchvision
 import yaml
 from pages import (
     PAGES,
@@ -67,6 +68,8 @@ def test_a_link_to_nowhere_is_found(target):
 )
 def test_a_page_can_be_pasted(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    small = torchvision.models.resnet18  # `make bench` reads the large one
+    monkeypatch.setattr(torchvision.models, "resnet50", small)
     pasted(page(name), name)
 
 

@@ -88,6 +88,12 @@ def same(a, b):
     return all(map(torch.equal, a, b))
 
 
+def test_every_hook_is_wrapped():
+    assert all(
+        hasattr(getattr(getattr(callbacks, name), hook), "__wrapped__") for name, hook in EVERY
+    )
+
+
 @pytest.mark.parametrize(("name", "hook"), NEW)
 def test_what_fails_is_named_once_and_training_goes_on(name, hook, unwatched, tmp_path):
     error, fits = ERRORS[EVERY.index((name, hook)) % len(ERRORS)], {}

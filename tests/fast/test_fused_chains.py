@@ -4,13 +4,12 @@ import copy
 import logging
 import math
 import multiprocessing
+import random
 
 import pytest
 import torch
 from cases import Forward
-from chain_networks import EXAMPLES, both, chain_of, chains, error, looped, made
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from chain_networks import EXAMPLES, both, chain, chain_of, error, looped, made
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
@@ -81,29 +80,18 @@ def test_a_stack_is_a_loop_over_its_networks(name, own, room, monkeypatch):
         assert error(ours, theirs) < TOLERANCE
 
 
-def follows_the_loop(network, own, examples):
-    model, stack, x = made(network[0], own, examples=examples, shape=network[1])
+@pytest.mark.parametrize(
+    "seed", [k if k < 12 else pytest.param(k, marks=pytest.mark.slow) for k in range(200)]
+)
+def test_random_networks(seed):
+    """Every network has code of its own, which takes long to compile."""
+    dice = random.Random(seed)
+    (network, shape), own = chain(dice), bool(seed % 2)
+    model, stack, x = made(network, own, examples=dice.randint(4, 20), shape=shape)
     assert chain_of(model, stack, (x,), own) is not None
     for ours, theirs in both(model, stack, x, own):
         if theirs is not None:
             assert error(ours, theirs) < 10 * TOLERANCE
-
-
-DRAWN = {"deadline": None, "database": None, "derandomize": True}
-
-
-@settings(max_examples=12, suppress_health_check=list(HealthCheck), **DRAWN)
-@given(chains(), st.booleans(), st.integers(4, 20))
-def test_random_networks(network, own, examples):
-    """Every network has code of its own, which takes long to compile."""
-    follows_the_loop(network, own, examples)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, suppress_health_check=list(HealthCheck), **DRAWN)
-@given(chains(), st.booleans(), st.integers(4, 20))
-def test_many_random_networks(network, own, examples):
-    follows_the_loop(network, own, examples)
 
 
 def test_members_wrongly_stacked_are_seen():

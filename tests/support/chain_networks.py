@@ -1,7 +1,6 @@
 """Stacks of chains, some of them random, and what a loop over their networks gives."""
 
 import torch
-from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 
@@ -14,15 +13,14 @@ ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.Tanh, nn.GELU, nn.SiLU, nn
                nn.ReLU6, nn.Hardswish, nn.Softplus, nn.Mish]  # fmt: skip
 
 
-@st.composite
-def chains(draw):
-    """A network and the shape of its examples."""
-    whole = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+def chain(dice):
+    """A random network and the shape of its examples."""
+    whole = dice.randint
     channels, size = whole(1, 4), [whole(6, 13), whole(6, 13)]
     shape, layers = (channels, *size), []
     for _ in range(whole(0, 2)):
         layer, channels = _convolution(whole, channels, size)
-        layers += [layer, draw(st.sampled_from(ACTIVATIONS))()]
+        layers += [layer, dice.choice(ACTIVATIONS)()]
         size = _size(layers, shape)
         if whole(0, 2):
             layers.append(_pooling(whole, size))
@@ -31,7 +29,7 @@ def chains(draw):
     for _ in range(whole(0 if len(layers) > 1 else 1, 2)):
         features = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
         layers += [nn.Linear(features, whole(1, 7), bool(whole(0, 1)))]
-        layers.append(draw(st.sampled_from(ACTIVATIONS))())
+        layers.append(dice.choice(ACTIVATIONS)())
     return nn.Sequential(*layers), shape
 
 

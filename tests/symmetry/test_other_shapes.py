@@ -111,11 +111,8 @@ def test_parts_of_a_network_are_found_and_no_symmetry_hides_them(name):
 NESTED = [
     {},
     {"hidden": 44},
-    {"hidden": 40, "width": 22},
     {"hidden": 40, "width": 20},
     {"hidden": 36, "width": 20, "depth": 2},
-    {"hidden": 32, "width": 18, "depth": 2},
-    {"hidden": 28, "width": 16, "depth": 2},
     {"hidden": 28, "width": 16, "depth": 2, "tokens": 44},
 ]
 
@@ -130,16 +127,16 @@ def perceptron(seed, hidden):
     return trained(network, (inputs, labels), seed), discover(network, inputs[:2])
 
 
-@pytest.mark.e2e  # 28 pairs each
+@pytest.mark.e2e  # 10 pairs each
 @pytest.mark.parametrize("kind", ["streams", "trained perceptrons"])
 def test_independent_networks_of_other_shapes_are_not_related(kind):
     if kind == "streams":
         networks = [(started(20 + k, **size), known(**size)) for k, size in enumerate(NESTED)]
     else:
-        networks = [perceptron(k, hidden) for k, hidden in enumerate(range(72, 40, -4))]
+        networks = [perceptron(k, hidden) for k, hidden in enumerate(range(72, 52, -4))]
     pairs = itertools.combinations(networks, 2)
     every = [relation(a, b, sym, sym_b) for (a, sym), (b, sym_b) in pairs]
-    assert [found.verdict for found in every] == ["independent"] * 28
+    assert [found.verdict for found in every] == ["independent"] * 10
     assert min(min(f.p_exact, f.p_robust, f.p_close) for f in every) > 1e-3
     assert max((g.agreeing or 0) / g.units for f in every for g in f.groups) < 0.12
 
