@@ -425,10 +425,7 @@ def test_disks_without_locks(tmp_path, monkeypatch):
         (lambda b: CheckpointBank(b.path / ".lock" / "a"), "lock is a file, not the folder"),
         (lambda b: b.append({"w": torch.zeros(2)}), "networks of another architecture"),
         (lambda b: b.extend({k: v[..., None] for k, v in networks(2).items()}), "in the bank"),
-        (
-            lambda b: b.extend(networks(2), [{}]),
-            "`records` must have one entry per network",
-        ),
+        (lambda b: b.extend(networks(2), [{}]), "`records` must have one entry per network"),
         (lambda b: b.append(torch.nn.Linear(1, 1)), "`network` must be a dict .*, got a Linear"),
         (lambda b: b.extend([networks(1)]), "`networks` must be a dict .*, got a list"),
         (lambda b: b.truncate(9), "`rows` must be in 0..3, got 9"),

@@ -95,11 +95,7 @@ def test_published_archives(tmp_path):
         ("bad.tgz", {}, "bad.tgz is damaged"),
         ("one", {"prefix": "net."}, "has no names that start with 'net.'"),
         ("one", {"like": models.optunet()}, "does not fit: it lacks"),
-        (
-            ".",
-            {"pattern": "*/*"},
-            "two/b.safetensors holds a network of .*'w' differs",
-        ),
+        (".", {"pattern": "*/*"}, "two/b.safetensors holds a network of .*'w' differs"),
     ],
 )
 def test_errors(place, options, message, tmp_path):

@@ -11,10 +11,7 @@ from scipy.stats import norm
 from lightning_bnn.calibration import fit_spread, fit_temperature, fit_vector, pooled
 from lightning_bnn.calibration.calibrators import joint_log_prob
 
-FITS = {
-    "temperature": fit_temperature,
-    "vector": fit_vector,
-}
+FITS = {"temperature": fit_temperature, "vector": fit_vector}
 
 
 def examples(n=300, classes=4, samples=3, sharp=2.5, seed=0):

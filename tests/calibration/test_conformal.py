@@ -9,12 +9,7 @@ import pytest
 import torch
 from scipy.stats import kstest, spearmanr
 
-from lightning_bnn.calibration import (
-    FoldScores,
-    conformal_intervals,
-    conformal_sets,
-    quantile_band,
-)
+from lightning_bnn.calibration import FoldScores, conformal_intervals, conformal_sets, quantile_band
 from lightning_bnn.calibration.conformal import (
     Band,
     conformal_quantiles,

@@ -11,12 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 from lightning_bnn import _compat
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.callbacks import (
-    CheckpointHarvester,
-    MassGap,
-    PermutationTau,
-    PosteriorFigures,
-)
+from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 
 
 class Sharded(Plain):

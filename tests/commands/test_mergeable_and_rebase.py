@@ -5,17 +5,7 @@ import shlex
 
 import pytest
 import torch
-from disk_networks import (
-    NORMED,
-    PLAIN,
-    drawn,
-    factored,
-    known,
-    normed,
-    orders,
-    plain,
-    write,
-)
+from disk_networks import NORMED, PLAIN, drawn, factored, known, normed, orders, plain, write
 from safetensors.torch import load_file
 from shell import code_of, failure
 from torch import nn

@@ -10,14 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from preset_runs import (
-    ON_A_CPU,
-    assert_fits_together,
-    assert_trains,
-    preset,
-    printed,
-    work_folder,
-)
+from preset_runs import ON_A_CPU, assert_fits_together, assert_trains, preset, printed, work_folder
 from runs import QUIET
 from shell import failure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

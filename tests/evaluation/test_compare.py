@@ -20,11 +20,7 @@ from lightning_bnn.evaluation import comparison, draw
 from lightning_bnn.evaluation.problem import StoredBatches, read_problem
 from lightning_bnn.evaluation.protocols import PROTOCOLS
 from lightning_bnn.evaluation.reference_networks import Reference
-from lightning_bnn.evaluation.stored_posteriors import (
-    Location,
-    posterior_of,
-    read_posterior,
-)
+from lightning_bnn.evaluation.stored_posteriors import Location, posterior_of, read_posterior
 from lightning_bnn.metrics import law_mmd, mixture_mmd, mmd, mmd_table
 from lightning_bnn.models import mlp
 from lightning_bnn.modules import MFVI, SWAG, Laplace, MCDropout

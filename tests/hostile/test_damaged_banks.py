@@ -5,15 +5,7 @@ import re
 
 import pytest
 import torch
-from small_banks import (
-    contents,
-    networks,
-    refused_or_read,
-    restore,
-    signed,
-    small_bank,
-    unsigned,
-)
+from small_banks import contents, networks, refused_or_read, restore, signed, small_bank, unsigned
 
 from lightning_bnn.bank import CheckpointBank, export_files
 from lightning_bnn.cli import main

@@ -295,10 +295,7 @@ def test_of_our_modules_it_sees_the_first_member():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"lr": 1e8}, "chains .* have diverged"),
-        ({"loss": lambda o, y: o.logits}, "`loss` fails"),
-    ],
+    [({"lr": 1e8}, "chains .* have diverged"), ({"loss": lambda o, y: o.logits}, "`loss` fails")],
 )
 def test_what_has_no_coefficient_switches_the_callback_off(options, message):
     with pytest.warns(UserWarning, match=f"switched off: {message}"):

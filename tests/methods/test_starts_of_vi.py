@@ -12,10 +12,7 @@ from lightning_bnn.methods import Batch, Fit, Progress, Run
 
 X, Y = Blobs().load().train
 ALL = [Batch((X[k : k + 10],), Y[k : k + 10], number=k // 10) for k in range(0, len(X), 10)]
-KINDS = {
-    "mfvi": methods.MFVI,
-    "symmetrized": methods.SymmetrizedVI,
-}
+KINDS = {"mfvi": methods.MFVI, "symmetrized": methods.SymmetrizedVI}
 
 
 def begun(kind="mfvi", fit=None, net=None, members=2, **options):

@@ -9,12 +9,7 @@ import torch
 from arviz_stats.base import array_stats
 from refusals import refuses
 
-from lightning_bnn.metrics import (
-    effective_sample_size,
-    mcse_mean,
-    rhat,
-    tail_effective_sample_size,
-)
+from lightning_bnn.metrics import effective_sample_size, mcse_mean, rhat, tail_effective_sample_size
 
 
 def autoregressive(rho, chains=8, samples=4000, numbers=5, seed=0):

@@ -245,10 +245,7 @@ def test_options_keep_metrics_apart():
     """Metrics that would have the same states after one batch, and not after the next."""
     certain, doubtful = torch.eye(4), torch.full((4, 4), 0.1) + 0.6 * torch.eye(4)
     probs = torch.cat([doubtful, doubtful])
-    detectors = {
-        "all": M.OODDetection("entropy"),
-        "largest": M.OODDetection("max_probability"),
-    }
+    detectors = {"all": M.OODDetection("entropy"), "largest": M.OODDetection("max_probability")}
     together = MetricCollection({k: m.clone() for k, m in detectors.items()})
     for args in ((certain, None), (probs, None), (PROBS, "ood")):
         together.update(*args)

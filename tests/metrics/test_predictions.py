@@ -159,10 +159,7 @@ test_errors = refuses(
     (lambda p, y: M.nll(p[0].log() * 0 / 0, y, True), "must be finite"),
     (lambda p, y: M.agreement(p[0], p[1][:3]), "`probs` and `reference` must have the same"),
     (lambda p, y: M.agreement(p, p), r"must have shape \(batch, classes\)"),
-    (
-        lambda p, y: M.predictive_kl(p[0], p[1][:3]),
-        "`probs` and `reference` must have the same",
-    ),
+    (lambda p, y: M.predictive_kl(p[0], p[1][:3]), "`probs` and `reference` must have the same"),
     (lambda p, y: M.predictive_kl(-p[0], p[1]), "`probs` must be finite prob"),
     (lambda p, y: M.total_variation(p[0], 3 * p[0]), "`reference` must be finite prob"),
     (lambda p, y: M.mutual_information(p[0]), r"\(samples, batch, classes\)"),

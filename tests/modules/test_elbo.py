@@ -243,10 +243,7 @@ def symmetries(net, example, **options):
             lambda: symmetries(network(), torch.randn(2, 6), prior=Biased(), kl="sampled"),
             "`prior` Biased is not invariant to permutations of units",
         ),
-        (
-            lambda: symmetries(nn.Linear(3, 2), torch.randn(2, 3)),
-            "Linear has no units to permute",
-        ),
+        (lambda: symmetries(nn.Linear(3, 2), torch.randn(2, 3)), "Linear has no units to permute"),
     ],
 )
 def test_bad_arguments(make, message):

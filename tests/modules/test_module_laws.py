@@ -27,20 +27,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import metrics as M
 from lightning_bnn.bank import CheckpointBank
-from lightning_bnn.callbacks import (
-    CheckpointHarvester,
-    MassGap,
-    PermutationTau,
-    PosteriorFigures,
-)
+from lightning_bnn.callbacks import CheckpointHarvester, MassGap, PermutationTau, PosteriorFigures
 from lightning_bnn.modules.prediction import begin
 from lightning_bnn.posteriors import Mixture, Posterior
 from weightsym import params as P
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.usefixtures("undrawn"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("undrawn")]
 STOPS = 6, 8
 """At the end of the first epoch and within the second: six steps make an epoch."""
 DRAWN = "ensemble", "bethe", "sghmc"

@@ -37,14 +37,7 @@ from torch.utils.data import (
 from lightning_bnn import _compat
 from lightning_bnn.likelihoods import Categorical, Gaussian, IsotropicGaussianPrior
 from lightning_bnn.methods import MFVI as Method
-from lightning_bnn.modules import (
-    MFVI,
-    Bayesian,
-    DeepEnsemble,
-    Laplace,
-    MCDropout,
-    SymmetrizedVI,
-)
+from lightning_bnn.modules import MFVI, Bayesian, DeepEnsemble, Laplace, MCDropout, SymmetrizedVI
 from lightning_bnn.modules.batches import only_loader
 from lightning_bnn.modules.training_data import TrainingData, data_size
 from weightsym import params as P

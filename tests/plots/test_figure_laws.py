@@ -284,9 +284,7 @@ CARDS = {
     "marginals": FIGURES["histograms"],
     "tau": FIGURES["tau of BERT"],
     "chains": lambda: titled(
-        FIGURES["one chain space"](),
-        "R-hat 1.031 (function): no agreement yet.",
-        "SGHMC",
+        FIGURES["one chain space"](), "R-hat 1.031 (function): no agreement yet.", "SGHMC"
     ),
     "rhat": lambda: weights.chains_figure({}, {"function": torch.rand(5)}),
 }

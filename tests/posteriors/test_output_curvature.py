@@ -80,10 +80,7 @@ def test_kronecker_factors_of_one_example_are_exact(name):
     likelihood, k = CASES[name][0].double(), CASES[name][1]
     around = {"stride": 2, "padding": (0, 1), "dilation": 2, "padding_mode": "reflect"}
     net = nn.Sequential(
-        nn.Conv2d(2, 4, (2, 3), **around),
-        nn.ReLU(inplace=True),
-        nn.Flatten(),
-        nn.Linear(4, k),
+        nn.Conv2d(2, 4, (2, 3), **around), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4, k)
     ).double()
     x, y = torch.randn(2, 2, 3, 3, dtype=torch.float64), torch.zeros(2)
     names = [n for n, _ in net.named_parameters()]

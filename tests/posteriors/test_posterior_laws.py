@@ -169,10 +169,7 @@ test_errors = refuses(
     (lambda: DiagonalGaussian({"w": torch.ones(3)}, 0.0), "`std` must be positive"),
     (lambda: Posterior.of(P.of(SQUARE), SQUARE), "`source` is one network, like `network`"),
     (lambda: Posterior.of(P.populate(SQUARE, 5), template()), "'0.bias' is missing in it, but"),
-    (
-        lambda: Posterior.of([SQUARE] * 2, nn.Linear(5, 4)),
-        r"'bias' is \(5,\) in it, but \(4,\)",
-    ),
+    (lambda: Posterior.of([SQUARE] * 2, nn.Linear(5, 4)), r"'bias' is \(5,\) in it, but \(4,\)"),
     (lambda: DiagonalGaussian({"n": torch.ones(3).long()}), "`mean` has no weights"),
     (lambda: DiagonalGaussian(MEAN, {"a": torch.ones(3), "b": torch.ones(2, 3)}), "`std` must"),
     (lambda: DiagonalGaussian(MEAN, {**MEAN, "a": MEAN["a"].T}), r"'a' of shape \(2, 3\), got"),
@@ -186,10 +183,7 @@ test_errors = refuses(
     (lambda: DiagonalGaussian.fit({"w": torch.ones(3, 2) * 1j}), "`networks` has no weights"),
     (lambda: DiagonalGaussian(MEAN).sample(2.5), "`n` must be a whole number, got 2.5"),
     (lambda: Mixture([gaussian()] * 2, [float("inf"), 1.0]), "2 positive, finite numbers"),
-    (
-        lambda: draw(Mixture([gaussian(), DiagonalGaussian(MEAN)])),
-        "the same network, but shape",
-    ),
+    (lambda: draw(Mixture([gaussian(), DiagonalGaussian(MEAN)])), "the same network, but shape"),
     (lambda: DiagonalGaussian.fit([MEAN]), "`networks` must be a stack"),
     (lambda: gaussian().prune(1.5), "`fraction` must be between 0 and 1"),
     (lambda: LowRankGaussian.fit({"a": torch.zeros(1, 2)}), "`networks` must hold at least"),

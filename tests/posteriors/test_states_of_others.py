@@ -33,11 +33,7 @@ def flat_root():
     return torch.cat([row[: k + 1] for k, row in enumerate(root)])
 
 
-DENSE = {
-    "cov": covariance,
-    "prec": lambda: torch.linalg.inv(covariance()),
-    "L_factor": flat_root,
-}
+DENSE = {"cov": covariance, "prec": lambda: torch.linalg.inv(covariance()), "L_factor": flat_root}
 
 
 def states(count=3, **fields):

@@ -172,10 +172,7 @@ def test_the_length_of_memory_is_adapted_unless_it_is_given(length):
 # ------------------------------------------------------------ one chain beside others, resume
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda p: MCLMC(p, 0.3, 3, descent_steps=0, adapt_steps=0),
-        lambda p: HMC(p, 0.3, 5),
-    ],
+    [lambda p: MCLMC(p, 0.3, 3, descent_steps=0, adapt_steps=0), lambda p: HMC(p, 0.3, 5)],
     ids=["MCLMC", "HMC"],
 )
 def test_a_chain_that_leaves_the_finite_numbers_stays(make):

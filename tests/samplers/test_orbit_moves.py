@@ -259,11 +259,7 @@ def test_what_moves_refuse():
         methods.SGMCMC(orbit_moves=0)
     weights, run = [nn.Parameter(torch.zeros(2, 3))], methods.Run(mlp(2, [2], 1))
     for method, sampler, message in (
-        (
-            methods.StochasticMILE(orbit_moves=1),
-            samplers.SMILE(weights),
-            "not SMILE: omit it",
-        ),
+        (methods.StochasticMILE(orbit_moves=1), samplers.SMILE(weights), "not SMILE: omit it"),
         (methods.SGMCMC(None, orbit_moves=1), samplers.SGLD(weights), "a prior: set `prior_std`"),
         (
             methods.SGMCMC(orbit_moves=1),

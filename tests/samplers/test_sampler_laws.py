@@ -12,16 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from lightning_bnn.samplers import (
-    HMC,
-    IVON,
-    MCLMC,
-    SGHMC,
-    SGLD,
-    SMILE,
-    CyclicalSchedule,
-    langevin,
-)
+from lightning_bnn.samplers import HMC, IVON, MCLMC, SGHMC, SGLD, SMILE, CyclicalSchedule, langevin
 from weightsym.networks.randomness import keyed_generator
 
 N, CHAINS = 50, 3000

@@ -11,14 +11,7 @@ import torch
 from checked_symmetries import moved_at_random, seeded
 from known_networks import NETWORKS, ORDERED, REPEATED, counted, marked
 
-from weightsym import (
-    canonicalise,
-    fingerprint,
-    match,
-    permute,
-    random_permutations,
-    verify,
-)
+from weightsym import canonicalise, fingerprint, match, permute, random_permutations, verify
 from weightsym import params as P
 from weightsym.discovery.verify import covering_elements
 from weightsym.forms import canonical
