@@ -34,9 +34,9 @@ from weightsym.params import stack as join
 AlignMethod = Literal["joint", "reference"]
 _log = logging.getLogger(__name__)
 
-_STILL, _ROUNDING = 1e-4, 1e-12
-"""A sweep with matrices, or of many networks, that takes less than these shares of it and of all
-squares off the spread is the last."""
+_STILL, _STILL_OF_MANY, _ROUNDING = 1e-4, 2.5e-4, 1e-12
+"""A sweep with matrices, or of many networks, that takes less than these shares of it, or the last
+of all squares, off the spread is the last."""
 _SWEEPS = 100  # of one ascent
 _PARTS = 64  # of a stack, whose networks move at once
 _MANY = 256
@@ -120,7 +120,7 @@ def align(
     matched by way of the common frame, which is that of the first one: around every cycle the
     permutations cancel. With matrices the second start is what permutations alone have found. More
     than 256 networks begin with all matched to the mean of 64 of them in their frame, move a part
-    at a time, and end once a sweep takes less than 1/10 000 off the distance.
+    at a time, and end once a sweep takes less than 1/4000 off the distance.
 
     References:
         C2M3: Cycle-Consistent Multi-Model Merging (Crisostomi et al., 2024)
@@ -285,7 +285,7 @@ class _ByPermutations(_Frame):
     ) -> None:
         plan = plan_of(sym)
         nothing = {n: torch.zeros_like(stack[n][0]) for n in plan.compared}
-        self.still = _STILL if len(counts) > _MANY else 0.0
+        self.still = _STILL_OF_MANY if len(counts) > _MANY else 0.0
         size = 1 if plan.branches else math.ceil(len(counts) / _PARTS)
         parts = [slice(k, k + size) for k in range(0, len(counts), size)]
         self.ascents = list[Ascent]()

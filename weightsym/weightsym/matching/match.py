@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _TIE = 1e-7
 _SWEEPS = 100  # per try at most
 _NEAR = 0.5  # of what norms allow: two networks that have a common origin
-_AT_ONCE = 2**26
+_AT_ONCE = 2**21
 """Similarities of units that are held at once; networks beyond that wait for their turn."""
 
 
