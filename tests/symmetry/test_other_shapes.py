@@ -44,6 +44,27 @@ class Stream(nn.Module):
         return self.head(x)
 
 
+class Heads(nn.Module):
+    """Attention and hidden units on a stream."""
+
+    def __init__(self, heads=3, size=6, width=12, hidden=40, tokens=30):
+        super().__init__()
+        self.heads, total = heads, heads * size
+        self.embed, self.head = nn.Embedding(tokens, width), nn.Linear(width, tokens)
+        self.norm = nn.RMSNorm(width, elementwise_affine=False)
+        self.q, self.k, self.v = (nn.Linear(width, total, bias=False) for _ in range(3))
+        self.o = nn.Linear(total, width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        x = self.embed(x)
+        y = self.norm(x)
+        q, k, v = (m(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in
+                   (self.q, self.k, self.v))  # fmt: skip
+        x = x + self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.head(x + self.down(self.up(self.norm(x)).relu()))
+
+
 SIZES = {
     "fewer hidden units": {"hidden": 32},
     "a narrower stream": {"width": 16},
@@ -168,6 +189,43 @@ def test_rows_get_increasing_columns_with_the_largest_sum():
         every = itertools.combinations(range(columns), rows)
         best = max(every, key=lambda c: sum(scores[i, k] for i, k in enumerate(c)))
         assert increasing(scores) == list(best)
+
+
+FEWER = [{"heads": 2}, {"size": 4}, {"heads": 2, "size": 4}]
+
+
+@pytest.fixture(scope="module")
+def with_heads():
+    """A network with three heads of six channels, and its symmetries."""
+    torch.manual_seed(0)
+    net = Heads().eval()
+    return net, discover(net, torch.randint(30, (2, 5)))
+
+
+@pytest.mark.parametrize("sizes", FEWER)
+def test_heads_of_a_smaller_network_stay_apart_among_zeros(sizes, with_heads):
+    net, whole = with_heads
+    small, tokens = Heads(**sizes).eval(), torch.randint(30, (3, 5), generator=seeded())
+    a, _, _ = in_one_shape(P.of(small), P.of(net), discover(small, tokens), whole)
+    torch.testing.assert_close(P.apply(net, dict(a), tokens), small(tokens))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("sizes", FEWER)
+def test_a_child_with_fewer_or_smaller_heads_is_found(sizes, with_heads):
+    net, whole = with_heads
+    torch.manual_seed(5)  # not that of the parent
+    parent, small = P.of(net), Heads(**sizes).eval()
+    heads, size = sizes.get("heads", 3), sizes.get("size", 6)
+    left = dict(parent)
+    for name in ("q.weight", "k.weight", "v.weight"):
+        left[name] = parent[name].unflatten(0, (3, 6))[-heads:, -size:].flatten(0, 1)
+    left["o.weight"] = parent["o.weight"].unflatten(1, (3, 6))[:, -heads:, -size:].flatten(1)
+    sym = discover(small, torch.randint(30, (2, 5)))
+    moved = Element.random(sym, seeded(1))(noisy(left, 0.05))
+    found = relation(moved, parent, sym, whole)
+    assert (found.verdict, found.p_robust < 1e-12) == ("parts of it", True)
+    assert relation(P.of(small), parent, sym, whole).verdict == "independent"
 
 
 @pytest.mark.bad_input

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weightsym.forms.likeness import likeness
+from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import Symmetries
 from weightsym.matching.difference import Network
 from weightsym.networks.dicts import Computed
@@ -100,8 +101,8 @@ def _places(
             [] if free else [p for p in zip(*axes, strict=False) if sym_b.axes[p[1]].blocks == 1]
         )
         for (one, two), kind in itertools.product(pairs, _KINDS):
-            both = (s.placements_by_axis(kind).get(k, ()) for s, k in ((sym_a, one), (sym_b, two)))
-            for (_, p), (_, q) in zip(*both, strict=False):
+            both = [s.placements_by_axis(kind).get(k, ()) for s, k in ((sym_a, one), (sym_b, two))]
+            for p, q in itertools.chain(_alike(both, False), _alike(both, True)):
                 sizes = zip(p.positions.shape, q.positions.shape, strict=True)
                 shared = tuple(slice(min(pair)) for pair in sizes)
                 where[p.positions[shared].cpu()] = q.positions[shared].cpu()
@@ -112,6 +113,14 @@ def _places(
                 f"{large!r} has the shapes {tuple(shapes[0])} and {tuple(shapes[1])}."
             )
         yield mine, where[mine]
+
+
+def _alike(
+    both: Sequence[Sequence[tuple[int, Placement]]], heads: bool
+) -> Iterator[tuple[Placement, Placement]]:
+    """Pair placements of single units, or those of heads, of two networks, in their order."""
+    mine, theirs = ([p for _, p in e if (p.positions.shape[1] > 1) == heads] for e in both)
+    return zip(mine, theirs, strict=False)
 
 
 # ------------------------------------------------------------ depths
