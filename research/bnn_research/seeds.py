@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,6 +27,7 @@ from weightsym import (
     barrier,
     discover,
     fold_networks,
+    in_one_shape,
     learn_match,
     match,
     match_all,
@@ -39,10 +41,17 @@ Way = Callable[["Pair"], Element]
 
 @dataclass(frozen=True)
 class Scale(families.Scale):
-    """Also the number of steps of learning, and the standard deviation with which weights start."""
+    """Also how learning goes, how weights start, and the width of one network of each pair.
+
+    Attributes:
+        learning: number of steps.
+        start: standard deviation of matrices.
+        narrow: width of its stream, None for that of the other one.
+    """
 
     learning: int
     start: float
+    narrow: int | None = None
 
 
 SCALES = {
@@ -60,6 +69,7 @@ def seeds(
     steps: int | None = None,
     learning: int | None = None,
     start: float | None = None,
+    narrow: int | None = None,
     out: str = "studies/seeds",
 ) -> Outcome:
     """Measure barriers between transformers of other seeds, as GLMC does.
@@ -77,15 +87,19 @@ def seeds(
         learning: number of steps of what is learnt.
         start: standard deviation with which matrices and tables start, as those of GPT-2; the
             default of torch for a matrix is 1 / sqrt(3 width). Biases start at zero.
+        narrow: width of one network of each pair, with hidden units in proportion; every network
+            of the other width is then matched with each of as many of this one.
         out: folder for the results.
     """
     folder = results_folder(out, "seeds")
     settings = settings_of(
         SCALES, scale, networks=networks, width=width, hidden=hidden, steps=steps,
-        learning=learning, start=start,
+        learning=learning, start=start, narrow=narrow,
     )  # fmt: skip
     if settings.networks < 2:
         raise ValueError(f"`networks` must be at least 2, got {settings.networks}.")
+    if narrow is not None and narrow >= settings.width:
+        raise ValueError(f"`narrow` must be below the width of {settings.width}, got {narrow}.")
     before = time.process_time()
     pairs = list(_pairs(family, settings))
     tables = {"barriers": _table(pairs)}
@@ -129,24 +143,71 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _pairs(name: str, settings: Scale) -> Iterator[Pair]:
-    family = families.family(name, settings)
-    nets = list[nn.Module]()
-    for seed in range(settings.networks):
-        torch.manual_seed(seed)
-        net = family.make()
-        for key, w in net.named_parameters():
-            if w.ndim > 1:
-                nn.init.normal_(w, std=settings.start)
-            elif key.endswith("bias"):
-                nn.init.zeros_(w)
-        generator = keyed_generator("seeds", name, seed)
-        nets.append(families.trained(net, family.data, settings.steps, generator, rate=1e-3))
-    module, networks = fold_networks(nets[0], [P.of(net) for net in nets], family.example)
-    sym, generator = discover(module.eval(), family.example), keyed_generator("seeds", name)
+    numbers = range(2 * settings.networks)
+    wide = Trained.of(name, settings, numbers[: settings.networks])
+    pairs: Iterable[tuple[Params, Params]] = itertools.combinations(wide.networks, 2)
+    if settings.narrow is not None:
+        hidden = settings.hidden * settings.narrow // settings.width
+        other = replace(settings, width=settings.narrow, hidden=hidden)
+        narrow = Trained.of(name, other, numbers[settings.networks :])
+        moving = [widened(w, narrow, wide) for w in narrow.networks]
+        pairs = itertools.product(moving, wide.networks)
+    family, generator = wide.family, keyed_generator("seeds", name)
     batches = [family.data(generator) for _ in range(32)]
-    held = [family.held]
-    for a, b in itertools.combinations(networks, 2):
-        yield Pair(module, a, b, sym, batches, held, Learning(steps=settings.learning))
+    learning = Learning(steps=settings.learning)
+    for a, b in pairs:
+        yield Pair(wide.module, a, b, wide.sym, batches, [family.held], learning)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Networks of one architecture and other seeds, without gains."""
+
+    family: families.Family
+    module: nn.Module
+    networks: list[Params]
+    sym: Symmetries
+
+    @classmethod
+    def of(cls, name: str, settings: Scale, numbers: Sequence[int]) -> Trained:
+        """Train networks of these seeds, and fold their norms."""
+        family, nets = families.family(name, settings), list[nn.Module]()
+        for seed in numbers:
+            torch.manual_seed(seed)
+            net = family.make()
+            for key, w in net.named_parameters():
+                if w.ndim > 1:
+                    nn.init.normal_(w, std=settings.start)
+                elif key.endswith("bias"):
+                    nn.init.zeros_(w)
+            generator = keyed_generator("seeds", name, seed)
+            nets.append(families.trained(net, family.data, settings.steps, generator, rate=1e-3))
+        module, networks = fold_networks(nets[0], [P.of(net) for net in nets], family.example)
+        return cls(family, module.eval(), networks, discover(module.eval(), family.example))
+
+
+_READ = ("k.weight", "v.weight", "up.weight", "head.weight")  # behind a norm, and no queries
+
+
+def widened(network: Params, narrow: Trained, wide: Trained) -> Params:
+    """A narrow network among the zeros of a wide one, with the same outputs but for eps of norms.
+
+    Its stream is centred, as norms read no more. Norms divide by the mean square of more channels,
+    and attention by the root of larger heads.
+
+    Args:
+        network: one of the narrow ones.
+        narrow: their symmetries.
+        wide: the other networks.
+    """
+    (stream,) = (g for g in narrow.sym.linear if g.kind == "centred")
+    centred, factor = dict(network), math.sqrt(stream.size / wide.sym.shapes["head.weight"][1])
+    for axis in (narrow.sym.axes[p.axis] for p in stream.placements):
+        w = centred[axis.tensor]
+        centred[axis.tensor] = w - w.mean(axis.dim, keepdim=True)
+    found, _, _ = in_one_shape(centred, wide.networks[0], narrow.sym, wide.sym)
+    by_end = dict.fromkeys(_READ, factor) | {"q.bias": 1 / factor}
+    return {n: by_end.get(".".join(n.split(".")[-2:]), 1.0) * found[n] for n in network}
 
 
 # ------------------------------------------------------------ ways

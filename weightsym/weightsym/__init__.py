@@ -91,6 +91,7 @@ if TYPE_CHECKING:  # for packages that build on this one
     from weightsym.groups.validation import check_symmetries
     from weightsym.matching.matrices import isometric
     from weightsym.matching.mergeable import Meeting
+    from weightsym.matching.shapes import in_one_shape
 
 __version__ = "0.1.0"
 
