@@ -18,6 +18,7 @@ import torch
 from scipy.stats import kstest
 
 import lightning_bnn
+import weightsym
 from bnn_research.families import ATTACKS, FAMILIES, LEVELS, SCALES, Bases, Scale, family
 from bnn_research.rivals import RIVALS, Suspect
 from bnn_research.scales import settings_of
@@ -45,7 +46,8 @@ def lineage(
     Languages are of tinyshakespeare, letter by letter (text/tinyshakespeare.txt in the folder of
     the data), images of MNIST. Negatives are networks of other seeds, of the same data and recipe,
     and one distilled from the parent. If the command is interrupted, the next call trains again,
-    and continues where comparing stopped.
+    and continues where comparing stopped, unless settings or code of weightsym or of this study
+    have changed.
 
     Args:
         scale: small, which takes about ten minutes, or paper, with more and larger networks.
@@ -150,10 +152,24 @@ class Trial:
         taught = bases.distilled()
         every += [Suspected("distilled", attack, 0, False, taught) for attack in ATTACKS[::4]]
         every += [Suspected(how, "at a price", 0, True, w) for how, w in bases.breaking()]
-        key = hashlib.sha256(repr((lightning_bnn.__version__, settings, seed)).encode())
-        compared = _Judge(bases).compare(every, folder / f"{name}-{key.hexdigest()[:12]}.json")
+        kept = folder / f"{name}-{digest(settings, seed)}.json"
+        compared = _Judge(bases).compare(every, kept)
         breaking = [c for c in compared if c.attack == "at a price"]
         return cls(bases, [c for c in compared if c not in breaking], breaking)
+
+
+def digest(settings: Scale, seed: int) -> str:
+    """Tell apart runs of other settings, versions, or code that judges.
+
+    Args:
+        settings: of the study.
+        seed: of the study.
+    """
+    own = [Path(__file__).with_name(f"{name}.py") for name in ("families", "lineage", "rivals")]
+    sources = [*sorted(Path(weightsym.__file__).parent.rglob("*.py")), *own]
+    code = [file.read_bytes() for file in sources]
+    key = repr((lightning_bnn.__version__, settings, seed, code))
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 class _Judge:

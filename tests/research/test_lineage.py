@@ -2,6 +2,9 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import fake_files
 import pytest
@@ -9,9 +12,10 @@ import torch
 from shell import failure
 from small_runs import assert_published, called, numbers
 
+import weightsym
 from bnn_research.cli import main
 from bnn_research.families import FAMILIES, Scale, Transformer, adapted, family
-from bnn_research.lineage import auc, true_positives
+from bnn_research.lineage import auc, digest, true_positives
 from bnn_research.rivals import RIVALS, Names, Suspect
 from weightsym import Element, discover, fold_networks
 from weightsym import params as P
@@ -100,6 +104,18 @@ def test_a_lora_holds_the_largest_directions_of_a_change():
 def test_rates_of_scores():
     assert auc([3.0, 2.0], [1.0, 2.0]) == pytest.approx(0.875)
     assert true_positives([3.0, 2.0, 0.0], [1.0, 2.0]) == pytest.approx(100 / 3)
+
+
+def test_runs_of_other_code_are_told_apart(tmp_path, monkeypatch):
+    settings, copied = Scale(2, 16, 24, 2, 40), tmp_path / "weightsym"
+    before = digest(settings, 0)
+    assert len({before, digest(settings, 1), digest(replace(settings, steps=3), 0)}) == 3
+    shutil.copytree(Path(weightsym.__file__).parent, copied)
+    monkeypatch.setattr(weightsym, "__file__", str(copied / "__init__.py"))
+    assert digest(settings, 0) == before
+    with (copied / "matching" / "relation.py").open("a") as file:
+        file.write("# changed")
+    assert digest(settings, 0) != before
 
 
 @pytest.mark.parametrize("name", FAMILIES)
