@@ -248,13 +248,13 @@ def test_thresholds_are_those_of_the_whole_ensemble(share):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_ensembles_by_folds_cover_as_often_as_asked(own):
-    """200 tables of 100 rows, by members that are least squares of random features.
+    """120 tables of 100 rows, by members that are least squares of random features.
 
     Members differ in their features, or only in the rows that they have not seen.
     """
     random = np.random.default_rng(0)
     covered, same_folds, by_quantile = [], [], []
-    for _ in range(200):
+    for _ in range(120):
         x = random.normal(size=(400, 2))
         y = np.sin(x[:, 0]) + x[:, 1] + 0.05 * random.normal(size=400)
         size = 12 if own else 40

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import multiprocessing
 import random
 import types
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from chain_networks import both, chain_of, error, looped, made
+from processes import result
 from torch import nn
 from torch.nn import functional as F
 
@@ -259,25 +259,16 @@ def test_reasons_that_lie_in_a_call_are_told(reason, caplog):
 
 
 # ------------------------------------------------------------ code that is given up
-def _with_few_functions(queue):
+def _with_few_functions():
     machine_code._compiled = functools.lru_cache(2)(machine_code._compiled.__wrapped__)
     for width in range(1, 5):
         model, stack, x = made(nn.Sequential(nn.Linear(3, width)), shape=(3,))
         for ours, theirs in both(model, stack, x):
             assert error(ours, theirs) < TOLERANCE
-    queue.put(machine_code._compiled.cache_info().misses)
+    return machine_code._compiled.cache_info().misses
 
 
 @pytest.mark.e2e
 def test_compiled_functions_outlive_those_that_are_forgotten():
-    """In a process of its own, since memory that was freed ends a process.
-
-    Not a fork, in which autograd refuses to work if it has had threads before.
-    """
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_with_few_functions, args=(queue,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert queue.get(timeout=1) > 8
+    """In a process of its own, since memory that was freed ends a process."""
+    assert result(_with_few_functions) > 8
