@@ -3,7 +3,7 @@
 A module cannot tell whether it computes what it computed before: its forward is code. So it runs,
 in evaluation and in training, and all operations that torch carries out are written down, with all
 that they are given but the numbers of inputs and weights. They are carried out on the meta device,
-where they cost little, unless the forward needs numbers.
+where they cost little. A forward that needs numbers is not known again.
 """
 
 from __future__ import annotations
@@ -90,16 +90,14 @@ UNKNOWN = Operations(Record([], []), Record([], []))
 @torch.no_grad()
 def operations_of(model: nn.Module, inputs: Inputs) -> Operations:
     """List the operations of a network in evaluation mode, or none if they cannot be recorded."""
-    for computes in (False, True):
-        try:
-            evaluation = _operations(model, inputs, computes)
-            model.train()
-            return Operations(evaluation, _operations(model, inputs, computes))
-        except Exception:  # an unknown operation, one that needs numbers, or a wrong example
-            continue
-        finally:
-            model.eval()
-    return UNKNOWN
+    try:
+        evaluation = _operations(model, inputs)
+        model.train()
+        return Operations(evaluation, _operations(model, inputs))
+    except Exception:  # an unknown operation, one that needs numbers, or a wrong example
+        return UNKNOWN
+    finally:
+        model.eval()
 
 
 def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
@@ -146,13 +144,11 @@ def _described_tensors(model: nn.Module) -> Iterator[str]:
     yield str(list(persistent))
 
 
-def _operations(model: nn.Module, inputs: Inputs, computes: bool) -> Record:
+def _operations(model: nn.Module, inputs: Inputs) -> Record:
     """List the operations of a forward, one per line, and its dropouts."""
-    state, log, functions = P.of(model), _Log(computes), _Functions()
-    if not computes:
-        (device,) = {t.device for t in tree_leaves((state, inputs)) if isinstance(t, Tensor)}
-        functions.answers = _about(device)
-        state, inputs = tree_map(_without_numbers, (state, inputs))
+    (device,) = {t.device for t in tree_leaves((P.of(model), inputs)) if isinstance(t, Tensor)}
+    state, inputs = tree_map(_without_numbers, (P.of(model), inputs))
+    log, functions = _Log(), _Functions(device)
     for name, t in state.items():
         log.note(t, name)
     log.lines += [log.note(x, "input") for x in tree_leaves(inputs) if isinstance(x, Tensor)]
@@ -167,25 +163,22 @@ def _operations(model: nn.Module, inputs: Inputs, computes: bool) -> Record:
     return Record([*log.lines, *map(log.word, tensors_of(returned))], functions.dropouts)
 
 
-def _about(device: torch.device) -> dict[Any, Any]:
-    """Return what tensors of a device say of it, by the getters of attributes."""
-    places = {"meta": False, "cuda": device.type == "cuda", "cpu": device.type == "cpu"}
-    getters = {getattr(Tensor, f"is_{name}").__get__: said for name, said in places.items()}
-    return getters | {Tensor.device.__get__: device}
-
-
 class _Functions(TorchFunctionMode):
     """A mode in which dropouts return what they take.
 
     Attributes:
         dropouts: all that were called.
-        answers: what attributes of all tensors are, by their getters.
+        answers: what all tensors say of their device, by the getters of attributes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.dropouts = list[Dropout]()
-        self.answers = dict[Any, Any]()
+        places = {"meta": False, "cuda": device.type == "cuda", "cpu": device.type == "cpu"}
+        self.answers: dict[Any, Any] = {
+            getattr(Tensor, f"is_{name}").__get__: x for name, x in places.items()
+        }
+        self.answers[Tensor.device.__get__] = device
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -220,15 +213,11 @@ class _Log(TorchDispatchMode):
     Attributes:
         lines: one for every operation.
         kept: the memory that nothing may write to.
-
-    Args:
-        computes: whether results have numbers; else they are on the meta device.
     """
 
-    def __init__(self, computes: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self._computes = computes
         self.kept: set[int] = set()
         self._words, self._count = WeakTensorKeyDictionary(), itertools.count()
 
@@ -261,7 +250,7 @@ class _Log(TorchDispatchMode):
         if not is_known or (schema.is_mutable and self._writes(schema.arguments, args, kwargs)):
             raise _Unknown
         call = f"{function} {self.word(args)} {self.word([*kwargs.items()])}"
-        result = function(*args, **kwargs) if self._computes else _on_meta(function, args, kwargs)
+        result = _on_meta(function, args, kwargs)
         self.lines.append(f"{call} {self.word(result, is_result=True)}")
         return result
 
@@ -328,10 +317,7 @@ def _each(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _without_numbers(x: Any) -> Any:
-    if not isinstance(x, Tensor) or x.is_meta:
-        return x
-    layout = _layout(x)
-    return _tensor(layout)
+    return x if not isinstance(x, Tensor) or x.is_meta else _tensor(_layout(x))
 
 
 def _layout(x: Any) -> _Layout | str:

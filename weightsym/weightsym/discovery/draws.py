@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from weightsym.discovery.dimensions.nodes import ancestors, is_random, operation_of
-from weightsym.discovery.graph import Graph
+from weightsym.discovery.graph import ATTENTION, Graph, dropout_of
 
 Pick = Callable[[Tensor], Tensor]
 ONE_OF_ALL: tuple[Pick, ...] = (torch.mean, torch.amin, torch.amax)
@@ -46,17 +46,10 @@ def _draws(node: Node) -> bool:
     name = operation_of(node).removesuffix("_") if node.op == "call_function" else ""
     if not name or not is_random(node):
         return False
-    if "dropout" in name:
-        return bool(node.args[1] and node.args[2])
-    if name == "scaled_dot_product_attention":
-        return bool(_probability(node))
+    if "dropout" in name or name == ATTENTION:
+        return all(dropout_of(node))
     position = _AT_TRAINING.get(name)
     return position is None or bool(node.args[position : position + 1] == (True,))
-
-
-def _probability(node: Node) -> Any:
-    """Return the dropout probability of an attention."""
-    return node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p")
 
 
 def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
@@ -67,7 +60,7 @@ def evened(node: Node, args: Any, kwargs: Any, result: Any, pick: Pick) -> Any:
     if "dropout" in name:
         first = args[0]
         return first if isinstance(result, Tensor) else (first, torch.ones_like(result[1]))
-    if name == "scaled_dot_product_attention":
+    if name == ATTENTION:
         assert callable(node.target)
         return node.target(*args[:4], **{**kwargs, "dropout_p": 0.0})
     if name == "bernoulli":

@@ -17,7 +17,7 @@ from weightsym.discovery.dimensions.nodes import ancestors, first_written, opera
 
 _NO_DROPOUT = re.compile(r"dropout\.default\((\w+), 0(?:\.0)?, (?:True|False)\)")
 
-_ATTENTION = "scaled_dot_product_attention"
+ATTENTION = "scaled_dot_product_attention"
 
 
 class Source(NamedTuple):
@@ -104,7 +104,7 @@ class Graph:
         if len(nodes) != len(dropouts):
             return None
         for node, settings in zip(nodes, dropouts, strict=True):
-            if _setting(node) != settings:
+            if dropout_of(node) != settings:
                 _set(node, settings)
         program._graph_module = GraphModule(self.module, graph)
         return Graph(program)
@@ -124,16 +124,17 @@ class Graph:
 
 def _dropouts(graph: torch.fx.Graph) -> list[Node]:
     nodes = (node for node in graph.nodes if node.op == "call_function")
-    return [node for node in nodes if operation_of(node) in ("dropout", _ATTENTION)]
+    return [node for node in nodes if operation_of(node) in ("dropout", ATTENTION)]
 
 
 def _settings(graph: torch.fx.Graph) -> list[tuple[Any, Any]]:
     """Return the probabilities of all dropouts, and whether they drop."""
-    return [_setting(node) for node in _dropouts(graph)]
+    return [dropout_of(node) for node in _dropouts(graph)]
 
 
-def _setting(node: Node) -> tuple[Any, Any]:
-    if operation_of(node) == "dropout":
+def dropout_of(node: Node) -> tuple[Any, Any]:
+    """Return the probability of a dropout, alone or inside of attention, and whether it drops."""
+    if "dropout" in operation_of(node):
         return node.args[1], node.args[2]
     p: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
     return p, p > 0
