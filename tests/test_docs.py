@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import jsonargparse
+import lightning as L
 import pytest
 import torchvision
 import yaml
@@ -242,18 +243,38 @@ def test_a_tutorial_shows_its_script(name):
 
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
+FEW_EPOCHS = {"06_adapters": 2, "07_orbits": 10}
+"""Of tutorials that take a minute, which `make bench` runs as they are."""
+
+
+def printed_and_shown(name, folder):
+    results, _ = build.run(name, folder)
+    printed = "\n".join(result.printed for result in results if result.printed)
+    text = page(f"docs/tutorials/{name}.md")
+    return printed, "\n".join(re.findall(r"^```text\n(.*?)\n```$", text, re.M | re.S))
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", build.names())
+@pytest.mark.parametrize("name", FEW_EPOCHS)
+@pytest.mark.usefixtures("undrawn")
+def test_a_long_tutorial_has_the_words_of_its_page_after_few_epochs(name, tmp_path, monkeypatch):
+    made, few = L.Trainer.__init__, {"max_epochs": FEW_EPOCHS[name]}
+    monkeypatch.setattr(L.Trainer, "__init__", lambda *args, **o: made(*args, **o | few))
+    printed, shown = ({*NUMBER.sub("#", t).split()} for t in printed_and_shown(name, tmp_path))
+    assert printed == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in FEW_EPOCHS else pytest.mark.e2e)
+        for n in build.names()
+    ],
+)
 @pytest.mark.usefixtures("undrawn")
 def test_a_tutorial_prints_what_its_page_shows(name, tmp_path):
     """The same words, and numbers of which nine in ten are within a fifth on any machine."""
-    results, _ = build.run(name, tmp_path)
-    printed = "\n".join(result.printed for result in results if result.printed)
-    shown = "\n".join(
-        re.findall(r"^```text\n(.*?)\n```$", page(f"docs/tutorials/{name}.md"), re.M | re.S)
-    )
+    printed, shown = printed_and_shown(name, tmp_path)
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
     pairs = zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True)
     near = [float(a) == pytest.approx(float(b), rel=0.2, abs=0.01) for a, b in pairs]

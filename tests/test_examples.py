@@ -3,11 +3,11 @@
 import ast
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import result
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_bnn.bank import CheckpointBank
@@ -21,15 +21,15 @@ def test_a_method_in_a_plain_loop(capsys):
     assert len((EXAMPLES / "plain_loop.py").read_text().splitlines()) <= 25
 
 
+def called(name, *words):
+    sys.argv = [name, *words]
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
 @pytest.mark.e2e
 def test_add_to_existing_run(tmp_path):
-    call = [
-        sys.executable,
-        EXAMPLES / "add_to_existing_run.py",
-        *"--epochs 3 --folder runs".split(),
-    ]
-    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
+    words = "--epochs 3 --folder runs".split()
+    result(called, "add_to_existing_run.py", *words, folder=tmp_path)
     folder = tmp_path / "runs" / "digits" / "version_0"
     assert len(CheckpointBank(folder / "bank", "r")) == 3
     tags = EventAccumulator(str(folder)).Reload().Tags()
