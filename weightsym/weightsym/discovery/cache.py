@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from weightsym import params as P
 from weightsym.groups.symmetries import Symmetries
@@ -219,22 +217,23 @@ class _Log(TorchDispatchMode):
         super().__init__()
         self.lines: list[str] = []
         self.kept: set[int] = set()
-        self._words, self._count = WeakTensorKeyDictionary(), itertools.count()
+        self._words, self._named = dict[int, str](), list[Tensor]()
 
     def note(self, t: Tensor, word: str) -> str:
         """Name a tensor by a word and a number, and return the name with its shape."""
-        self._words[t] = f"{word} {next(self._count)}"
-        return f"{self._words[t]} {_shape(t)}"
+        name = self._words[id(t)] = f"{word} {len(self._named)}"
+        self._named.append(t)  # lives on, so that no identity is used twice
+        return f"{name} {_shape(t)}"
 
     def word(self, x: Any, is_result: bool = False) -> str:
         """Describe a tensor by its name, or by its values if it is no result, else by `repr`."""
         if isinstance(x, Tensor):
-            name = self._words.get(x)
+            name = self._words.get(id(x))
             if name is None and is_result:
                 return self.note(x, "result")
             if name is None:
                 self.lines.append(f"{self.note(x, 'constant')} {_numbers(x)}")
-            return str(name or self._words[x])
+            return name or self._words[id(x)]
         if isinstance(x, tuple | list):
             return f"[{', '.join([self.word(item, is_result) for item in x])}]"
         if not isinstance(x, _PLAIN):
