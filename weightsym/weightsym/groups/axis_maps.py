@@ -172,7 +172,8 @@ class Mixing:
         first, last = int(flat[0]), int(flat[0]) + len(flat)
         if torch.equal(flat, torch.arange(first, last).to(flat)):
             mixed = _mixed(matrices, rows[..., first:last].unflatten(-1, positions.shape))
-            return torch.cat([rows[..., :first], mixed.flatten(-2), rows[..., last:]], -1)
+            parts = [rows[..., :first], mixed.flatten(-2), rows[..., last:]]
+            return parts[1] if len(flat) == rows.shape[-1] else torch.cat(parts, -1)
         changed = rows.clone()
         changed[..., flat] = _mixed(matrices, rows[..., positions]).flatten(-2)
         return changed

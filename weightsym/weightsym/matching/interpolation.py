@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym.arguments import is_number
 from weightsym.groups.validation import check_named_tensors
+from weightsym.matching.ascent import LARGE
 from weightsym.matching.repair import Repairs, check_whole, reestimated
 from weightsym.networks.batch_norms import batch_norms
 from weightsym.networks.comparison import OutputComparison, perturb_, tolerance_of
@@ -237,7 +238,9 @@ def output_error(
 
         def returned(params: Mapping[str, Tensor], size: float = 0.0) -> list[Tensor]:
             def read(name: str) -> Tensor:
-                t = in_precision(params[name] if name in params else own[name], dtype).clone()
+                given = params[name] if name in params else own[name]
+                t = in_precision(given, dtype)
+                t = t.clone() if t is given else t
                 return perturb_(name, t, size) if size else t
 
             return [as_real(t) for t in tensors_of(called_by(structural_copy(network), read, x))]
@@ -245,8 +248,11 @@ def output_error(
         old, wrong, new = returned(b), returned(b, 0.3), returned(a)
         return OutputComparison.between(old, wrong, tolerance_of(b)).error(new)
 
-    network = _without_weights(model)
-    return max(in_runnable_precision(network, on_network(model, x), error) for x in inputs)
+    network, is_large = _without_weights(model), sum(p.numel() for p in model.parameters()) > LARGE
+    every = (on_network(model, x) for x in inputs)
+    return max(
+        error(network, x) if is_large else in_runnable_precision(network, x, error) for x in every
+    )
 
 
 def _without_weights(model: nn.Module) -> nn.Module:

@@ -386,8 +386,7 @@ class Pair:
         """Of every pair of heads, as a share of what the reference has with itself."""
         moments = self.view.moments(k, self.params, self.goal, self.everywhere, pairs=True)
         values, spaces = all_pairs(self.sym.linear[k], moments), spaces.to(moments.moving.device)
-        moving = nearest(self.sym.linear[k], moments.goal, moments.goal, moments.goal).similarity
-        return values[spaces[:, None], spaces[None]].sum(-1) / moving.sum().clamp_min(1e-300)
+        return values[spaces[:, None], spaces[None]].sum(-1)
 
 
 # ------------------------------------------------------------ learning

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from weightsym.forms.balanced_form import Balance, balance_spaces
-from weightsym.groups.actions import compose
 from weightsym.groups.axis_maps import AxisMap
 from weightsym.groups.element import Element
 from weightsym.groups.elements import identity
@@ -158,13 +157,18 @@ def _complex(moving: Tensor, goal: Tensor, cross: Tensor, scaled: bool) -> Neare
 
 
 def all_pairs(group: LinearGroup, moments: ChannelMoments) -> Tensor:
-    """Similarity of every space of the reference with every one of the network, best turned."""
+    """Similarity of every space of the reference with every one of the network, best turned.
+
+    It is a share of what the reference has with itself.
+    """
     moving, goal = moments.moving[:, None], moments.goal[:, :, None]
     if group.kind == "general":
         mine, theirs = (balance_spaces(*map(_root, moment)) for moment in (moving, goal))
-        return torch.linalg.svdvals(_between(mine, theirs, moments.cross)).sum(-1)
+        values = torch.linalg.svdvals(_between(mine, theirs, moments.cross)).sum(-1)
+        return values / (2 * theirs.singular.sum()).clamp_min(1e-300)
+    own = nearest(group, moments.goal, moments.goal, moments.goal).similarity.sum()
     moving, goal = (moment.expand_as(moments.cross) for moment in (moving, goal))
-    return nearest(group, moving, goal, moments.cross).similarity
+    return nearest(group, moving, goal, moments.cross).similarity / own.clamp_min(1e-300)
 
 
 # ------------------------------------------------------------ permutations of spaces
@@ -235,7 +239,10 @@ class SpaceMap:
                     space, channels = element.matrices_of(j)[owners[0, 0]], owners[:, 1]
                     nearest[k] = assign(space[channels][:, channels].abs())
                     break
-        return compose(list(element.permutations), nearest, sym)
+        step = element.without_shifts
+        axes = {a: AxisMap(every.monomial) for a, every in step.axes.items()}
+        plain = Element(sym, (replace(step, axes=axes),))
+        return list((Element.of_values(sym, {"permutations": nearest}) @ plain).permutations)
 
     def orders(self, step: Element) -> list[Tensor]:
         """For every group of matrices, the space that a step brings to the place of each."""

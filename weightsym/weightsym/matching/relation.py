@@ -40,7 +40,7 @@ _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
 _UNDERFLOW = 170  # 1 / 171! is no double
 _LEAST = 1e-300  # probability that is shown
 _SORTED = 1e-3  # the probability of the order of exchangeable units
-_EXACT = 2**22  # numbers that are compared in double precision
+_EXACT = 2**22  # numbers of a tensor that are compared
 _FEW = 4  # units, of which fewer are often in order
 
 
@@ -61,8 +61,8 @@ class SharedUnits:
         compared: how many units were looked for in both parts, None for all.
 
     >>> from weightsym import SharedUnits
-    >>> SharedUnits("up.weight", 2048, in_place=1, agreeing=1000, compared=1024).tried
-    1024
+    >>> SharedUnits("up.weight", 2048, in_place=1, agreeing=500, compared=512).tried
+    512
     """
 
     name: str
@@ -232,7 +232,7 @@ def _totals(params: Network, sym: Symmetries) -> _Totals:
             w = at_least_single(params[sym.axes[a].tensor])
             rows = along_axis(w, sym.axes[a], 0)[None]
             dims = tuple(range(rows.ndim - 1))
-            sums = rows.sum(dims), rows.square().sum(dims)
+            sums = rows.sum(dims), torch.linalg.vector_norm(rows, dim=dims).square()
             result[a] = sums[0].double().cpu(), sums[1].double().cpu()
     return result
 
@@ -260,11 +260,17 @@ def _are_sorted(totals: Sequence[_Totals], group: PermutationGroup) -> bool:
     """True if one statistic of the weights sorts the units of both networks alike."""
     places = [p for p in group.placements if p.axis in totals[0]]
     limit = _SORTED / max(2 * len(places), 1)
-    return group.units >= _FEW and any(
-        x * y > 0 and max(_p_order(x, group.units), _p_order(y, group.units)) < limit
-        for place in places
-        for x, y in zip(*(_trends(every, place) for every in totals), strict=True)
-    )
+
+    def sorts(place: Placement) -> bool:
+        first = _trends(totals[0], place)
+        if all(_p_order(x, group.units) >= limit for x in first):
+            return False
+        pairs = zip(first, _trends(totals[1], place), strict=True)
+        return any(
+            x * y > 0 and _p_order(min(x, y, key=abs), group.units) < limit for x, y in pairs
+        )
+
+    return group.units >= _FEW and any(map(sorts, places))
 
 
 def _trends(totals: _Totals, place: Placement) -> list[float]:
@@ -383,7 +389,8 @@ def _p_close(found: Difference, sym: Symmetries) -> float:
 
 def _beyond_means(w: Tensor, sym: Symmetries, name: str) -> tuple[Tensor, float]:
     """What the weights of a tensor have beyond the means over its units, and how much is free."""
-    w = w.double() if w.numel() <= _EXACT else at_least_single(w)
+    some = w[: max(1, _EXACT // max(1, w[0].numel()))] if w.numel() > _EXACT else w
+    w = some.double()
     share, rest = 1.0, w.clone()
     dims = {sym.axes[a].dim for a in sym.axes_of[name]}
     for dim in sorted(d for d in dims if d is not None):

@@ -20,7 +20,7 @@ Node = tuple[str, int]
 """A group of permutations or of matrices, by its kind and number."""
 _Rows = tuple[Placement, Tensor, Tensor]
 """The weights of the units of both networks at a place."""
-_FEWEST, _MOST = 2, 1024  # directions that units are compared in, and units that tell which
+_FEWEST, _MOST = 2, 512  # directions that units are compared in, and units that tell which
 _MANY = 32  # vectors for every channel, whose rotation others would change by nothing much
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
@@ -45,7 +45,7 @@ class Walk:
         goal: the second one.
         sources: by group that is matched, all tensors whose numbers have decided how.
         agreeing: by group of permutations, the units that both parts match alike.
-        compared: how many were tried: of more than 1024, the first 1024 of the goal.
+        compared: how many were tried: of more than 512, the first 512 of the goal.
         turned: the groups of matrices that many vectors have decided.
         is_blind: True if channels were turned by fewer vectors than they are, as in a stream that
             few inputs enter: what follows need not agree.
@@ -201,16 +201,14 @@ class Walk:
         """The units that both parts of their weights match alike, None if too small."""
         parts: tuple[list[_Rows], list[_Rows]] = [], []
         for place in (p for p in places if self._is_wide(p)):
-            seen = [
-                rows.tensor_split([rows.shape[1] // 4], 1)
-                for rows in _along_directions(*self._rows(place)[1:])
-            ]
+            _, mine, theirs = self._rows(place)
+            whole = all(bool(rows.any(1).all()) for rows in (mine, theirs))
+            along = _along_directions(mine, theirs[: _MOST if whole else None])
+            seen = [rows.tensor_split([rows.shape[1] // 4], 1) for rows in along]
             if seen[0][0].shape[1] < _FEWEST:
                 return None
-            whole = all(bool(rows.any(1).all()) for rows, _ in seen)
-            some = slice(_MOST if whole else None)
-            for part, mine, theirs in zip(parts, *seen, strict=True):
-                part.append((place, mine, theirs[some]))
+            for part, *rows in zip(parts, *seen, strict=True):
+                part.append((place, *rows))
         both = [self._cosines(part) for part in parts]
         orders = [assign(cosines) for cosines in both]
         alike = orders[0] == orders[1]
@@ -273,6 +271,6 @@ def _along_directions(mine: Tensor, theirs: Tensor) -> Sequence[Tensor]:
     )
     sizes, vectors = squares.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
     kept = sizes > (1e-4 if exact else 1e-3) * sizes[0]
-    basis = vectors[:, kept] / sizes[kept] if is_wide else vectors[:, kept]
-    return [(gram(rows, few, rows.dtype) if is_wide else rows) @ basis.to(rows)
-            for rows in (mine, theirs)]  # fmt: skip
+    basis = (vectors[:, kept] / sizes[kept] if is_wide else vectors[:, kept]).to(few)
+    basis = few.mT @ basis if is_wide else basis
+    return [rows @ basis for rows in (mine, theirs)]
