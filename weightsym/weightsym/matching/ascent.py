@@ -12,7 +12,7 @@ from weightsym.groups.element import Element, Values
 from weightsym.groups.symmetries import Placement
 from weightsym.groups.units import unit_rows
 from weightsym.matching.moved import Moved, Recent, gram, inner_products
-from weightsym.matching.plan import Plan, assign, assign_blocks, split
+from weightsym.matching.plan import Plan, assign, assign_blocks, greedy, split
 from weightsym.matching.sketches import MANY, Sketches
 from weightsym.params import Params
 
@@ -49,7 +49,7 @@ class Ascent:
         exact: bool = False,
     ) -> None:
         self.plan, self.sym, self.flips = plan, plan.sym, flips
-        self.exact, self.settled = exact or plan.size <= SMALL, True
+        self.exact, self.settled, self.rough = exact or plan.size <= SMALL, True, False
         self.members = len(params[next(iter(plan.compared or params))])
         if self.exact and not exact:
             params, reference = (_doubled(w, plan.compared) for w in (params, reference))
@@ -145,7 +145,10 @@ class Ascent:
             self._pass(chosen, settled)
         pending = np.zeros((families, self.members), bool)
         some = {g for k in chosen for g in self.plan.families[k].members} if least else None
-        alone = not self.plan.couples and not any(f.inner for f in self.plan.families)
+        among, self.rough = set(chosen), least > 0
+        near = [self.plan.sees_itself[k] or not among.isdisjoint(self.plan.neighbours[k])
+                for k in chosen]  # fmt: skip
+        alone = not any(near) and not any(self.plan.families[k].inner for k in chosen)
         pending[list(chosen)] = settled is None or not alone  # a first pass is all that they need
         allowed = pending[:, :1].copy()
         score = self.score() if least else None
@@ -223,7 +226,7 @@ class Ascent:
             every = np.zeros((self.members, *2 * [table.units])) if total is None else total.numpy()
             tables.append(every if len(rows) == self.members else every[rows])
         values = [np.abs(t) for t in tables] if flips else tables
-        solved = [assign_blocks(*each) for each in zip(*values, strict=True)]
+        solved = [self._assigned(*each) for each in zip(*values, strict=True)]
         best = [np.stack(order) for order in zip(*solved, strict=True)]
         picked = [_picked(v, o) for v, o in zip(values, best, strict=True)]
         largest = [v.max(2) for v in values]
@@ -239,6 +242,12 @@ class Ascent:
         if flips:
             factors[better] = np.where(_picked(tables[0], best[0])[gained] < 0, -1.0, 1.0)
         return better, orders, factors
+
+    def _assigned(self, *tables: np.ndarray) -> list[np.ndarray]:
+        """The best orders of all tables; of thousands of units a good one, if that is enough."""
+        if self.rough and len(tables) == 1 and len(tables[0]) >= MANY:
+            return [greedy(torch.from_numpy(tables[0])).numpy()]
+        return assign_blocks(*tables)
 
     def _least(self, coarse: float) -> float:
         """The share of the similarity that is a gain and no rounding."""

@@ -30,6 +30,7 @@ Frame = Literal["plain", "reference", "mixing"]
 """As they are, by permutations and signs, or by matrices as well: methods of `weightsym merge`."""
 _PATIENCE = 8  # rounds without a smaller distance: heads are exchanged to and fro
 _ROUNDS, SWEEPS = 20, 50
+_FEW = 3  # steps to matrices that are near, or where nothing is near
 _STEEPEST = 1e6
 """Condition of a matrix that is on its way to a limit which none reaches: of spaces without full
 rank, whose channels may shrink."""
@@ -304,7 +305,8 @@ class Pair:
                 if group.kind == "general":
                     pair = self._moments(k) if by_weights else self._moments(k).shares
                     eye = torch.eye(group.size).to(pair.moving).expand(group.spaces, -1, -1)
-                    step = least_squares(eye, pair.moving, pair.paired)
+                    steps = _FEW if self.least else _ROUNDS
+                    step = least_squares(eye, pair.moving, pair.paired, steps)
                     total = step @ self.element.matrices_of(k).to(step)
                     reached = torch.linalg.cond(total) < _STEEPEST
                     self._mix(k, torch.where(reached[:, None, None], step, eye))
