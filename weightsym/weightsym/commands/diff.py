@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,6 @@ def diff(
     a: str,
     b: str,
     architecture: Architecture,
-    method: Literal["best", "ascent", "frank-wolfe"] = "ascent",
     init_b: dict[str, Any] | None = None,
     parents: list[str] | None = None,
     data: str | None = None,
@@ -72,8 +71,6 @@ def diff(
         b: another network of the same class. For example: weightsym diff a.safetensors
             b.safetensors --network torchvision.models.resnet18 --input 1,3,224,224
         architecture: options that specify the network.
-        method: matching of units: ascent goes from group to group, frank-wolfe moves all at once,
-            best takes the better result of both.
         init_b: arguments of the class that differ for B, e.g. --init_b.width 24; folders of Hugging
             Face have their own configurations.
         parents: further networks that A may have been merged from, beside B: the weights of all are
@@ -102,7 +99,7 @@ def diff(
     print("\n".join(f"{sym}\n" for sym in syms), flush=True)
     folds = fold, *[fold_b] * (len(files) - 1)
     first, second, *more = (parked(f(numbers(x))) for f, x in zip(folds, files, strict=True))
-    evidence = relation(first, second, *syms, method=method, seed=architecture.seed)
+    evidence = relation(first, second, *syms, seed=architecture.seed)
     prints = () if evidence.partial else evidence.difference.fingerprints
     rounding = rounding_of(f.stored.tensors[p].dtype for f in files for p in f.names)
     inputs = random_inputs(*example, seed=architecture.seed)
@@ -120,7 +117,7 @@ def diff(
         "examples": str(examples or ""),
         "parents": _parents(first, [second, *more], (b, *(parents or ())), syms[0]) if more else {},
         "fingerprints": [p.code for p in prints],
-        "settings": {"a": a, "b": b, "method": method, "seed": architecture.seed},
+        "settings": {"a": a, "b": b, "seed": architecture.seed},
     }
     print("\n".join([*_steps(evidence.difference), "", *_lines(evidence, every, prints)]))
     content = _content(evidence, every)

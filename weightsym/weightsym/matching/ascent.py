@@ -137,18 +137,15 @@ class Ascent:
             settled: the groups to compare with in a first pass, in graph order; None for no such
                 pass.
             least: if a sweep gains no more than this share of the similarity, it is the last, and
-                only the groups of the chosen families are compared with.
+                good orders of thousands of units do.
         """
         families = len(self.plan.families)
         chosen = range(families) if chosen is None else chosen
         if settled is not None:
             self._pass(chosen, settled)
         pending = np.zeros((families, self.members), bool)
-        some = {g for k in chosen for g in self.plan.families[k].members} if least else None
-        among, self.rough = set(chosen), least > 0
-        near = [self.plan.sees_itself[k] or not among.isdisjoint(self.plan.neighbours[k])
-                for k in chosen]  # fmt: skip
-        alone = not any(near) and not any(self.plan.families[k].inner for k in chosen)
+        self.rough, alone = least > 0, not self.plan.couples
+        alone = alone and not any(f.inner for f in self.plan.families)
         pending[list(chosen)] = settled is None or not alone  # a first pass is all that they need
         allowed = pending[:, :1].copy()
         score = self.score() if least else None
@@ -156,7 +153,7 @@ class Ascent:
             order = torch.randperm(families, generator=generator).tolist()
             for k in sorted(order) if self.plan.size > LARGE else order:
                 if pending[k].any():
-                    changed = self._improve(k, pending[k], some)
+                    changed = self._improve(k, pending[k], None)
                     pending[k] = False
                     if self.plan.size > LARGE:  # they have been matched with their blocks
                         pending[self.plan.within[k]] = False

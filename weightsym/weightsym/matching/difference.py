@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from weightsym.groups.shift_removal import without_shifts
 from weightsym.groups.symmetries import SignGroup, Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.groups.validation import check_finite, check_one_network
-from weightsym.matching.match import ByWeights, ordered
+from weightsym.matching.match import ordered
 from weightsym.matching.match_all import match_all, with_matrices
 from weightsym.matching.moved import Moved, column_blocks, inner_products, parked
 from weightsym.matching.walk import Walk, fixed_points
@@ -35,8 +35,7 @@ _ORDER, _MIXED, _ROUNDS = "units in order", "channels mixed", 3
 _ROUNDING = 1e-9  # of squared distances
 _CLOSE = 0.1  # of squared norms: nobody looks for a better start
 _SMALL = 2**16  # weights, of networks that are matched from every start
-_FEW, _GAIN = 2, 0.01
-"""Large groups that tell whether networks have nothing in common, and what a sweep gains if not."""
+_GAIN = 0.01  # of a round, which is the last one if it gains less, where a walk tells enough
 _LIKE, _LARGE = 0.5, 2**12  # share of its norm by which one tensor of as many numbers tells
 _MANY = 9  # units: chance leaves no half of more in their places
 
@@ -144,7 +143,6 @@ def difference(
     b: Network,
     sym: Symmetries,
     *,
-    method: ByWeights = "ascent",
     seed: int = 0,
 ) -> Difference:
     r"""Bring two networks together by all symmetries, and see what is left between them.
@@ -160,7 +158,6 @@ def difference(
         a: the network that moves.
         b: the network to come close to.
         sym: what `discover` returned.
-        method: how units are matched, see `match`.
         seed: of the order from which units are matched.
 
     >>> from weightsym import params as P
@@ -184,8 +181,8 @@ def difference(
     steps = [first, balanced] if sym.scalings or sym.shifts else [first]
     if any(group.rescales for group in sym.linear):
         least = [to_least_mass(w, sym, mixing=True) for w in pair]
-    search = _Search(sym, method, seed)
-    if sym.linear and not (balanced.is_small or sym.exchangeable_tensors):
+    search = _Search(sym, seed)
+    if not (balanced.is_small or sym.exchangeable_tensors):
         least[0] = (search.shuffle @ least[0][0], least[0][1])
     views = (g.view(w) for w, (g, _) in zip(pair, least, strict=True))
     one, other = (parked(w, g.moving) for w, (g, _) in zip(views, least, strict=True))
@@ -202,7 +199,7 @@ def difference(
         matched = matched.then(fitted_signs(matched.a, matched.b, sym))
         ends = [replace(matched, name=_ORDER, permutations=orders)]
     else:
-        ends = search.in_order(balanced, walk)
+        ends = _until_settled(search.ends(balanced))
     matched = _closest(ends)
     nearer = _closest([matched, balanced])
     steps.append(nearer if nearer is matched else replace(balanced, name=_ORDER))
@@ -321,7 +318,6 @@ class _Search:
     """A search for the order of units, from a random one: the labels that they had do not count."""
 
     sym: Symmetries
-    method: ByWeights
     seed: int
 
     @property
@@ -330,40 +326,16 @@ class _Search:
         orders = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
         return Element.of_values(self.sym, {"permutations": orders})
 
-    def in_order(self, step: _Step, walk: Walk) -> list[_Step]:
-        """Units in the order of those of the goal, with signs that fit, from several starts.
-
-        Where a walk has found nothing, small groups and a few large ones are matched once; networks
-        that are far apart then are no closer from another start.
-        """
-        ends = list[_Step]()
-        if walk.is_apart and not step.is_small:
-            some = frozenset(walk.large[:-_FEW])
-            ends = [next(self._ends(self._start(step, walk, some), some, _GAIN))]
-        if not ends or not ends[0].is_far:
-            ends += _until_settled(self._ends(self._start(step, walk)))
-        return ends
-
-    def _start(self, step: _Step, walk: Walk, placed: Collection[int] = ()) -> _Step:
-        """Units in a random order, but for those that have been placed."""
-        shuffle = list(self.shuffle.permutations)
-        for k in placed:
-            shuffle[k] = walk.moving.element.permutations[k]
-        start = step.then(Element.of_values(self.sym, {"permutations": shuffle}))
-        return replace(start, name=_ORDER, permutations=shuffle)
-
-    def _ends(
-        self, start: _Step, placed: Collection[int] = (), least: float = 0.0
-    ) -> Iterator[_Step]:
+    def ends(self, step: _Step) -> Iterator[_Step]:
         """Ends of matching with steady signs, with those of whole streams turned, and without."""
-        sym = self.sym
+        sym, orders = self.sym, self.shuffle.permutations
+        start = replace(step.then(self.shuffle), name=_ORDER, permutations=orders)
         if sym.signs:
             steady = Element.of_values(sym, {"signs": steady_signs(start.b, sym)})
-            starts = [start.then(choice, steady) for choice in sign_choices(start.a, sym)]
-            for candidate in [_closest(starts)] if placed else starts:
-                end = self._matched(candidate, placed, least, signs=True)
+            for choice in sign_choices(start.a, sym):
+                end = self._matched(start.then(choice, steady), signs=True)
                 yield self._fitted(end).then(steady, steady)
-        yield self._fitted(self._matched(start, placed, least))
+        yield self._fitted(self._matched(start))
 
     def _fitted(self, best: _Step) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""
@@ -378,15 +350,8 @@ class _Search:
                 break
         return best
 
-    def _matched(
-        self,
-        step: _Step,
-        placed: Collection[int] = (),
-        least: float = 0.0,
-        signs: bool = False,
-    ) -> _Step:
-        how = self.method, signs, self.seed, placed, least
-        found, _ = ordered(step.a, step.b, self.sym, *how)
+    def _matched(self, step: _Step, signs: bool = False) -> _Step:
+        found, _ = ordered(step.a, step.b, self.sym, "ascent", signs, self.seed)
         moved = compose(step.permutations, found.permutations, self.sym)
         return replace(step.then(found.element), permutations=moved)
 
@@ -397,12 +362,12 @@ def _told(walk: Walk, walked: _Step) -> _Step | None:
     Where it has found all units, matrices are left; where it has found nothing, small groups and a
     few large ones are matched once. Networks that are far apart then are no closer from elsewhere.
     """
-    if walk.is_sure:
-        return _with_matrices(walked, walk.placed, walk.turned) if walk.sym.linear else walked
-    if walk.is_apart and walk.sym.linear:
-        end = _with_matrices(walked, frozenset(walk.large[:-_FEW]))
-        return end if end.is_far else None
-    return None
+    if not (walk.is_sure or walk.is_apart):
+        return None
+    a, b = walked.parked
+    turned = walk.turned if walk.is_sure else ()
+    end = walked.then(with_matrices(a, b, walk.sym, walk.settled, turned, _GAIN))
+    return end if walk.is_sure or end.is_far else None
 
 
 def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
@@ -438,13 +403,6 @@ def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
 def _fully(step: _Step) -> _Step:
     a, b = step.parked
     return step.then(match_all(a, b, step.sym).element)
-
-
-def _with_matrices(
-    step: _Step, placed: frozenset[int], turned: frozenset[int] = frozenset()
-) -> _Step:
-    a, b = step.parked
-    return step.then(with_matrices(a, b, step.sym, placed, turned, _GAIN))
 
 
 def _ratio(squares: int | float, sizes: int | float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, overload
 
@@ -212,13 +212,11 @@ def ordered(
     method: ByWeights,
     signs: bool,
     seed: int,
-    placed: Collection[int] = (),
     least: float = 0.0,
 ) -> tuple[MatchResult, bool]:
     """Match two networks that have been checked by their weights, see `match`.
 
-    Groups that are placed stay, and the others ascend from where they stand; with a least gain,
-    from the input on, comparing with each other only (`Ascent.climb`).
+    With a least gain, they ascend from where they stand (`Ascent.climb`).
 
     Returns:
         The result, and True if no unit has another partner that suits it.
@@ -227,7 +225,7 @@ def ordered(
         allowed = ", ".join(get_args(ByWeights))
         raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
     search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
-    found = search.beside(placed, least) if placed or least else search.by_weights(method)
+    found = search.roughly(least) if least else search.by_weights(method)
     return found.single(), bool(search.settled.all())
 
 
@@ -294,13 +292,10 @@ class _OrderSearch:
         joined = Element.joined(elements, [1] * len(elements))
         return MatchResult(joined, -torch.cat(least), ("learned",) * len(least))
 
-    def beside(self, placed: Collection[int], least: float) -> MatchResult:
-        """Ascend by the groups that are not placed."""
-        ascent, families = self._ascent(torch.arange(self.members)), self.plan.families
-        chosen = [k for k, family in enumerate(families) if family.group not in placed]
-        known = set[int]() if least else None
-        generator = torch.Generator().manual_seed(self.seed)
-        ascent.climb(generator, _SWEEPS, chosen, known, least)
+    def roughly(self, least: float) -> MatchResult:
+        """Ascend until a sweep gains little."""
+        ascent, generator = self._ascent(torch.arange(self.members)), torch.Generator()
+        ascent.climb(generator.manual_seed(self.seed), _SWEEPS, settled=set(), least=least)
         return MatchResult(ascent.element, self.score, ("ascent",) * self.members)
 
     def by_weights(self, method: ByWeights) -> MatchResult:

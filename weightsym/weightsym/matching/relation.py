@@ -21,7 +21,6 @@ from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.matching.difference import Difference, Network, difference
-from weightsym.matching.match import ByWeights
 from weightsym.matching.shapes import in_one_shape, longest_run
 from weightsym.matching.walk import fixed_points
 from weightsym.networks.devices import at_least_single
@@ -163,7 +162,6 @@ def relation(
     sym: Symmetries,
     sym_b: Symmetries | None = None,
     *,
-    method: ByWeights = "ascent",
     seed: int = 0,
 ) -> Relation:
     """Tell whether two networks are one function, whether one was made from the other, or neither.
@@ -180,7 +178,6 @@ def relation(
         b: the other one.
         sym: what `discover` returned.
         sym_b: what it returned for the second network, if that has other shapes.
-        method: how units are matched, see `match`.
         seed: of the order from which units are matched.
 
     >>> import torch
@@ -195,7 +192,7 @@ def relation(
     differ = sym_b is not None and sym_b.shapes != sym.shapes
     if differ and sym_b is not None:
         a, b, sym = in_one_shape(a, b, sym, sym_b)
-    found = difference(a, b, sym, method=method, seed=seed)
+    found = difference(a, b, sym, seed=seed)
     groups, totals = list[SharedUnits](), [_totals(w, sym) for w in (a, b)]
     for k, (group, order) in enumerate(zip(sym.permutations, found.permutations, strict=True)):
         there = [_with_weights(every, group) if differ else order >= 0 for every in totals]

@@ -24,6 +24,7 @@ _FEWEST, _MOST = 2, 512  # directions that units are compared in, and units that
 _MANY = 32  # vectors for every channel, whose rotation others would change by nothing much
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
+_LARGE = 2  # large groups that are matched again where nothing is found
 _NONE, _ENOUGH = 0.05, 256  # or if no more are, of so many at least
 
 
@@ -68,23 +69,20 @@ class Walk:
             waiting, left = left, [node for node in left if not self._visit(node)]
 
     @property
-    def placed(self) -> frozenset[int]:
-        """The groups of permutations that have been matched."""
-        return frozenset(k for kind, k in self.sources if kind == "permutations")
+    def settled(self) -> frozenset[int]:
+        """The groups of permutations that stay: unless all are sure, those that take long but two.
+
+        Two large groups tell whether networks have nothing in common.
+        """
+        placed = [k for kind, k in self.sources if kind == "permutations"]
+        large = [k for k in placed if self.sym.permutations[k].units >= MANY]
+        return frozenset(placed if self.is_sure else large[:-_LARGE])
 
     @property
     def is_sure(self) -> bool:
         """True if the order of units is beyond doubt, and matrices decide what is left."""
         least = max(_DECIDED * sum(self.compared.values()), 1)
-        if sum(self.agreeing.values()) < least or self.sym.exchangeable_tensors:
-            return False
-        return bool(self.sym.linear) or self.placed.issuperset(range(len(self.sym.permutations)))
-
-    @property
-    def large(self) -> list[int]:
-        """The groups of permutations with so many units that matching them takes long."""
-        groups = [k for kind, k in self.sources if kind == "permutations"]
-        return [k for k in groups if self.sym.permutations[k].units >= MANY]
+        return sum(self.agreeing.values()) >= least and not self.sym.exchangeable_tensors
 
     @property
     def is_apart(self) -> bool:
