@@ -351,7 +351,7 @@ class _Search:
         return best
 
     def _matched(self, step: _Step, signs: bool = False) -> _Step:
-        found, _ = ordered(step.a, step.b, self.sym, "ascent", signs, self.seed)
+        found, _ = ordered(step.a, step.b, self.sym, signs, self.seed)
         moved = compose(step.permutations, found.permutations, self.sym)
         return replace(step.then(found.element), permutations=moved)
 

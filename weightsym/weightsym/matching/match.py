@@ -209,23 +209,19 @@ def ordered(
     params: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
     sym: Symmetries,
-    method: ByWeights,
     signs: bool,
     seed: int,
     least: float = 0.0,
 ) -> tuple[MatchResult, bool]:
-    """Match two networks that have been checked by their weights, see `match`.
+    """Match two networks that have been checked by their weights, by ascent (see `match`).
 
     With a least gain, they ascend from where they stand (`Ascent.climb`).
 
     Returns:
         The result, and True if no unit has another partner that suits it.
     """
-    if method not in get_args(ByWeights):
-        allowed = ", ".join(get_args(ByWeights))
-        raise ValueError(f"`method` must be one of {allowed}, got {method!r}.")
     search = _OrderSearch(plan_of(sym), stack_of_one(params), reference, signs, seed, None)
-    found = search.roughly(least) if least else search.by_weights(method)
+    found = search.roughly(least) if least else search.by_weights("ascent")
     return found.single(), bool(search.settled.all())
 
 

@@ -352,7 +352,7 @@ class Pair:
         reduced, view = self.spaces.reduced, self.view
         if view.network is None:
             pair = self.params, self.goal, reduced
-            found, sure = ordered(*pair, "ascent", False, 0, least=self.least)
+            found, sure = ordered(*pair, False, 0, self.least)
             orders: Sequence[Tensor] = found.permutations
         else:
             moving = self._as_given()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 from typing import TypeVar
@@ -135,14 +136,12 @@ def gram(goal: Tensor, moving: Tensor, dtype: torch.dtype) -> Tensor:
         moving: others, as long.
         dtype: in which they are multiplied.
     """
-    if max(goal.numel(), moving.numel()) <= _AT_ONCE:
-        return goal.to(dtype) @ moving.to(dtype).mT
-    total = None
-    for some in column_blocks(goal.shape[-1], max(goal[..., 0].numel(), moving[..., 0].numel())):
-        part = goal[..., some].to(dtype) @ moving[..., some].to(dtype).mT
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
+    each = max(goal[..., :1].numel(), moving[..., :1].numel())
+    parts = (
+        goal[..., some].to(dtype) @ moving[..., some].to(dtype).mT
+        for some in column_blocks(goal.shape[-1], each)
+    )
+    return functools.reduce(Tensor.add_, parts)
 
 
 def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -154,9 +153,6 @@ def inner_products(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Te
         dtype: in which they are multiplied, by default in single precision at least.
     """
     dtype = dtype or torch.promote_types(a.dtype, torch.float32)
-    if a.numel() <= _AT_ONCE:
-        product = a.to(dtype) * b.to(a.device, dtype)
-        return product.flatten(1).sum(1, dtype=torch.float64).cpu()
     rows, others = a.flatten(1), b.reshape(-1, a[0].numel())
     total = torch.zeros(len(rows), dtype=torch.float64, device=a.device)
     for some in column_blocks(rows.shape[1], len(rows)):
