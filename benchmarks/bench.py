@@ -29,7 +29,7 @@ RUNS = {
     "callbacks_steps": "callbacks.py steps",
     "discovery": "discovery.py",
     "checkpoints": "checkpoints.py --shapes 62M 124M 355M 1.2B --commands match merge",
-    "differences": "checkpoints.py --shapes 5.5M 62M 124M --commands diff diff-independent",
+    "differences": "checkpoints.py --shapes 5.5M 62M 124M 355M --commands diff diff-independent",
     "population": "population.py",
     "samplers_steps": "samplers.py steps",
     "samplers_chains": "samplers.py chains --repeats 3",
