@@ -205,7 +205,8 @@ def relation(
             in_place = None if _are_sorted(totals, group) else places
             among = None if whole else group.units
             agreeing, rest = found.agreeing.get(k), _rest(found, group.name)
-            compared = found.compared.get(k)
+            tried = found.compared.get(k, group.units)
+            compared = None if tried == group.units else tried
             groups.append(SharedUnits(group.name, units, in_place, agreeing, among, rest, compared))
     return Relation(
         found,
