@@ -183,7 +183,6 @@ FOR_PLAIN = {
     "interpolate(params, model, 0.5)": "`b` must be a dict of tensors .* got Sequential",
     "interpolate(one, params, nan)": "`weight` must be a finite number, got nan",
     "interpolate(one, params, None)": "`weight` must be a finite number, got None",
-    "difference(one, params, sym, method='weights')": "`method` must be one of",
     "difference(stack, params, sym)": "must be one network",
     "difference(params, stack, sym)": "must be one network",
     "difference(P.of(line), P.of(line), discover(line, x))": "units that can be exchanged",

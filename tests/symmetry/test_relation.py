@@ -52,7 +52,6 @@ LIMITS = {
     "experts with a norm inside": STUCK,
     "a vector of two layers": STUCK,
     "addbmm": STUCK,
-    "one LayerNorm for all heads": STUCK,
     "complex numbers turned by learned angles": STUCK,
     "a weight made by the input": FREE,
     "unit rows of a product": FREE,
