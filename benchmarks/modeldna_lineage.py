@@ -1,6 +1,6 @@
 """modelDNA on the attacked Llamas of `bnn-research lineage` (`pip install modeldna` first).
 
-    python benchmarks/modeldna_lineage.py FOLDER
+    python benchmarks/modeldna_lineage.py FOLDER [WIDTH]
 
 Networks are written to the folder as those of Hugging Face.
 """
@@ -11,6 +11,7 @@ import itertools
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from modeldna.scan import compare_pair
@@ -53,9 +54,9 @@ def probability(suspect: str, parent: str) -> float:
     return float(compare_pair(suspect, parent, mode="full")[3].probability)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, width: int = 32) -> None:
     """Print the share of children above all independent pairs, attack by attack."""
-    settings = SCALES["small"]
+    settings = replace(SCALES["small"], width=width)
     bases = Bases.of(family("Llama", settings), settings, 0)
     parents = [written(P.of(net), folder / str(k)) for k, net in enumerate(bases.networks)]
     negatives = [probability(b, a) for a, b in itertools.combinations(parents, 2)]
@@ -69,4 +70,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
