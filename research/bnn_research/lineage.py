@@ -117,11 +117,6 @@ def _share(groups: Sequence[tuple[int, int | None, int | None]]) -> float:
     return sum(twice for _, twice in judged) / units if units else math.nan
 
 
-def log10(p: float) -> float:
-    """Return the exponent of a probability, of 1e-300 at least."""
-    return math.log10(max(p, 1e-300))
-
-
 @dataclass(frozen=True, eq=False)
 class Suspected:
     """A network that is asked about: how it was made, its attack, and who may be its parent."""
@@ -210,15 +205,16 @@ class _Judge:
         found: Relation = timed("ours", lambda: relation(folded, self.folded[base], sym))
         groups = [(g.units, g.in_place, g.agreeing) for g in found.groups]
         scores["units found twice"] = _share(groups)
-        scores["units in place"] = -log10(found.p_exact)
+        scores["units in place"] = -math.log10(found.p_exact)
         scores["sketch"] = timed("sketch", lambda: self._sketch(folded, base))
         seen = timed("forward", lambda: self._seen(stored))
         for name, score in RIVALS.items():
             scores[name] = timed(name, functools.partial(score, seen, self.seen[base]))
         accuracy = self.bases.family.accuracy(self.bases.networks[0], stored)
         return Compared(
-            suspect.child, suspect.attack, suspect.related, found.verdict, log10(found.p_exact),
-            log10(found.p_robust), found.difference.rest, groups, accuracy, scores, seconds,
+            suspect.child, suspect.attack, suspect.related, found.verdict,
+            math.log10(found.p_exact), math.log10(found.p_robust), found.difference.rest,
+            groups, accuracy, scores, seconds,
         )  # fmt: skip
 
     def _sketch(self, folded: Params, base: int) -> float:

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import fake_files
 import pytest
 import torch
 from shell import failure
@@ -22,16 +21,6 @@ from weightsym import params as P
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALLEST = ["--networks", "2", "--width", "16", "--hidden", "24", "--steps", "2"]
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """Digits of noise, and a short text."""
-    fake_files.mnist(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "tinyshakespeare.txt").write_text("to be, or not to be: that is " * 40)
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(tmp_path))
-    return tmp_path
 
 
 NAMES = Names([f"layers.{k}" for k in range(2)], [f"layers.{k}.up.weight" for k in range(2)],

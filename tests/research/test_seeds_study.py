@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import fake_files
 import pytest
 import torch
 from shell import failure
@@ -35,15 +34,6 @@ def pair():
     batches = [(part, P.apply(net, a, part).argmax(-1)) for part in x.split(16)]
     b = permute(a, sym, random_permutations(sym, torch.Generator().manual_seed(1)))
     return Pair(net, a, b, sym, batches, batches, Learning(steps=4, every=2))
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """Digits of noise, and a short text."""
-    fake_files.mnist(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "tinyshakespeare.txt").write_text("to be, or not to be: that is " * 40)
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(tmp_path))
 
 
 @pytest.mark.e2e
