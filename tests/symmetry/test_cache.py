@@ -160,10 +160,49 @@ def test_settings_and_rules_are_read_anew(solved):
     assert len(solved) == 4
 
 
-def test_what_was_not_checked_is_not_kept():
+def test_what_was_not_checked_is_kept_for_these_numbers_alone(solved):
     net = nn.Sequential(nn.Linear(5, 6, bias=False), nn.ReLU(), nn.Linear(6, 2, bias=False))
-    assert discover(net, torch.zeros(2, 5)).unchecked
+    first = discover(net, torch.zeros(2, 5))
+    assert first.unchecked
+    assert discover(net, torch.zeros(2, 5)) is first
+    assert len(solved) == 1
+    net[0].weight.data[0, 0] += 1.0
+    assert discover(net, torch.zeros(2, 5)) is not first
     assert not discover(net, torch.randn(2, 5)).unchecked
+    assert len(solved) == 3
+
+
+def positions(x):
+    places = torch.ones(x.shape[1]).cumsum(0)
+    places[0] = 5.0
+    return places
+
+
+BRANCHES = {
+    "positions": (lambda net, x: positions(x).sum() < net.factor, True),
+    "their number": (lambda net, x: len(positions(x).nonzero()) < net.factor, False),
+    "an input": (lambda net, x: x.sum() < net.factor, False),
+    "a weight": (lambda net, x: net.a.weight.sum() < net.factor, False),
+    "positions beside an input": (lambda net, x: positions(x).copy_(x[0])[0] < net.factor, False),
+    "a constant": (lambda net, x: net.table.cumsum(0)[1] < net.factor, True),
+    "a constant after a write": (lambda net, x: net.table.clone().add_(x[0, 0]).sum() < 0, False),
+    "a draw": (lambda net, x: positions(x).normal_()[0] < net.factor, False),
+}
+
+
+@pytest.mark.parametrize("case", BRANCHES)
+def test_numbers_that_depend_on_no_input_are_computed(case):
+    branch, is_known = BRANCHES[case]
+
+    def forward(self, x):
+        return torch.tanh(self.a(x)) if branch(self, x) else self.a(x).relu()
+
+    net, lines = Forward(forward, a=nn.Linear(4, 5)).eval(), []
+    net.table = torch.full((2,), 7.0)
+    for net.factor in (13.5, 14.5):  # positions sum to 14, and rows of the table, too
+        lines.append(operations_of(net, Inputs((torch.randn(2, 4),))).evaluation.lines)
+    assert [any("tanh" in line for line in mode) for mode in lines] == [False, is_known]
+    assert bool(lines[0]) == bool(lines[1]) == is_known
 
 
 def keyed(network, factor=1.0):

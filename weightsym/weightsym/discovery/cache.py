@@ -3,7 +3,8 @@
 A module cannot tell whether it computes what it computed before: its forward is code. So it runs,
 in evaluation and in training, and all operations that torch carries out are written down, with all
 that they are given but the numbers of inputs and weights. They are carried out on the meta device,
-where they cost little. A forward that needs numbers is not known again.
+where they cost little; what depends on neither, such as positions, is computed. A forward that
+needs other numbers is not known again.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def recall(keys: Sequence[str]) -> Symmetries | None:
 
 
 def remember(keys: Sequence[str], symmetries: Symmetries) -> None:
-    """Cache a verified result. Unverified results depend on the example."""
-    for key in filter(None, () if symmetries.unchecked else keys):
+    """Cache a result."""
+    for key in filter(None, keys):
         _results[key] = symmetries
         _results.move_to_end(key)
     while len(_results) > _LIMIT:
@@ -117,6 +118,17 @@ def key_of(model: nn.Module, operations: Operations, batch_norm: str) -> str:
         digest.update(line.encode())
         digest.update(b"\0")
     return digest.hexdigest() if operations != UNKNOWN else ""
+
+
+def with_numbers(keys: Sequence[str], model: nn.Module, inputs: Inputs) -> list[str]:
+    """Return keys of a result that depends on the numbers of the example and on weights."""
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    weights = (t for t in P.of(model).values() if t.is_floating_point())
+    try:
+        lines = [*map(_numbers, tensors), *(f"{t.sum().item()} {t.norm().item()}" for t in weights)]
+    except Exception:  # numbers that cannot be read
+        return []
+    return [f"{key} {hash(tuple(lines))}" for key in filter(None, keys)]
 
 
 class _Unknown(Exception):
@@ -218,6 +230,7 @@ class _Log(TorchDispatchMode):
         self.lines: list[str] = []
         self.kept: set[int] = set()
         self._words, self._named = dict[int, str](), list[Tensor]()
+        self._computed = dict[int, Tensor]()
 
     def note(self, t: Tensor, word: str) -> str:
         """Name a tensor by a word and a number, and return the name with its shape."""
@@ -233,6 +246,7 @@ class _Log(TorchDispatchMode):
                 return self.note(x, "result")
             if name is None:
                 self.lines.append(f"{self.note(x, 'constant')} {_numbers(x)}")
+                self._computed[id(x)] = x.detach().cpu().clone()
             return name or self._words[id(x)]
         if isinstance(x, tuple | list):
             return f"[{', '.join([self.word(item, is_result) for item in x])}]"
@@ -249,9 +263,28 @@ class _Log(TorchDispatchMode):
         if not is_known or (schema.is_mutable and self._writes(schema.arguments, args, kwargs)):
             raise _Unknown
         call = f"{function} {self.word(args)} {self.word([*kwargs.items()])}"
-        result = _on_meta(function, args, kwargs)
+        numbers = self._numbers_of(function, args, kwargs)
+        is_number = isinstance(numbers, bool | int | float)
+        result = numbers if is_number else _on_meta(function, args, kwargs)
         self.lines.append(f"{call} {self.word(result, is_result=True)}")
+        if numbers is not None and not is_number:
+            pairs = zip(tree_leaves(result), tree_leaves(numbers), strict=True)
+            self._computed |= {id(t): x for t, x in pairs if isinstance(x, Tensor)}
         return result
+
+    def _numbers_of(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Compute what depends on no input and no weight. None for all else."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        known = [id(x) in self._computed for x in tensors]
+        if not all(known) or torch.Tag.nondeterministic_seeded in function.tags:
+            if any(known) and function._schema.is_mutable:
+                self._computed.clear()
+            return None
+        args, kwargs = tree_map(
+            lambda x: self._computed[id(x)] if isinstance(x, Tensor) else x, (args, kwargs)
+        )
+        cpu = {"device": torch.device("cpu")} if _kind_of(function)[0] else {}
+        return function(*args, **kwargs | cpu)
 
     def _writes(self, arguments: Any, args: Any, kwargs: Any) -> bool:
         """Return whether an operation writes to a tensor of the network."""

@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from weightsym.discovery.cache import Operations, key_of, operations_of, recall, remember
+from weightsym.discovery.cache import (
+    Operations,
+    key_of,
+    operations_of,
+    recall,
+    remember,
+    with_numbers,
+)
 from weightsym.discovery.description import read_graphs, reasons, symmetries_of
 from weightsym.discovery.dimensions.program import Rule
 from weightsym.discovery.example import longer_graphs, trace_with_two_tokens, two_rows
@@ -87,8 +94,10 @@ def discover(
         rows, operations, keys = _rows_and_keys(model, inputs, batch_norm)
         keys = [] if custom or explain else keys
         cached = recall(keys)
+        exact = [] if cached is not None else with_numbers(keys, model, inputs)
+        cached = recall(exact) if cached is None else cached
         if cached is not None:
-            return cached
+            return _announced(cached)
         graphs, inputs = trace_with_two_tokens(model, rows, batch_norm, operations.dropouts)
         reading, groups = read_graphs(model, graphs, batch_norm, custom, explain is not None)
         if reading.idle:  # a longer example may have second steps, with states that are not zero
@@ -105,7 +114,13 @@ def discover(
         )
         symmetries = refute(model, symmetries, graphs, inputs, bool(custom))
         symmetries = _with_what_is_not_reached(symmetries, unreached)
-        remember(keys if inputs is rows else [], symmetries)  # they do not see longer examples
+        if inputs is rows:  # keys do not see longer examples
+            remember(exact if symmetries.unchecked else keys, symmetries)
+    return _announced(symmetries)
+
+
+def _announced(symmetries: Symmetries) -> Symmetries:
+    """Warn about what was not checked."""
     if symmetries.unchecked:
         extent = "nothing" if math.isnan(symmetries.error) else "not everything"
         _log.warning("discover: %s was checked: %s.", extent, symmetries.unchecked)

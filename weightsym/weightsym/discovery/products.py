@@ -25,7 +25,7 @@ from weightsym.networks.forward import in_precision
 
 LARGE = 2**20
 """The number of weights from which on a matrix is read by rows."""
-_AT_ONCE = 2**20
+_AT_ONCE = 2**18
 _OPERANDS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "mm": (0, 1, None), "matmul": (0, 1, None)}
 """By operation, which argument is the signal, which the matrix, and which the bias."""
 
@@ -105,6 +105,8 @@ def products(node: Node, operands_by_run: Sequence[tuple[Any, Any]]) -> Iterator
     """
     operands = _OPERANDS.get(operation_of(node))
     args, kwargs = operands_by_run[0]
+    if operation_of(node) == "embedding" and isinstance(args[0], Matrix):
+        return _chosen(operands_by_run)
     if operands is None or kwargs or not isinstance(args[operands[1]], Matrix):
         return None
     signal, matrix, bias = operands
@@ -125,6 +127,26 @@ def products(node: Node, operands_by_run: Sequence[tuple[Any, Any]]) -> Iterator
         has_bias = bias is not None and len(args) > bias and args[bias] is not None
         results.append(y + args[bias] if has_bias else y)
     return iter(results)
+
+
+def _chosen(operands_by_run: Sequence[tuple[Any, Any]]) -> Iterator[Tensor] | None:
+    """Yield the rows of differently moved matrices at some places. None if rows move, too."""
+    if any(0 in args[0].maps for args, _ in operands_by_run):
+        return None
+    results = []
+    for (m, places, *_), _ in operands_by_run:
+        distinct, index = places.unique(return_inverse=True)
+        if m.note is None:
+            rows = _rows(m, distinct.tolist())
+        else:
+            rows = _NotedRows.apply(m.anchor, m, distinct.tolist())
+        y = rows[index]
+        results.append(m.maps[1].act(y, _axis(y.ndim - 1, y)) if 1 in m.maps else y)
+    return iter(results)
+
+
+def _rows(matrix: Matrix, places: Sequence[int]) -> Tensor:
+    return torch.cat([matrix.read(slice(k, k + 1)) for k in places])
 
 
 def _product(x: Tensor, matrix: Matrix, summed: int) -> Tensor:
@@ -171,6 +193,25 @@ class _Noted(torch.autograd.Function):
             pieces.append(slope[:, rows] @ block if summed == 1 else slope @ block.mT)
         back = torch.stack(pieces).sum(0) if summed == 1 else torch.cat(pieces, 1)
         return back, None, None, None
+
+
+class _NotedRows(torch.autograd.Function):
+    """Rows of a matrix whose gradients are recorded."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, matrix: Matrix, places: Sequence[int]) -> Tensor:
+        """Return the rows."""
+        ctx.known = matrix, places
+        return _rows(matrix, places)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        """Record their gradients."""
+        matrix, places = ctx.known
+        for k, row in zip(places, slope.split(1), strict=True):
+            rows = slice(k, k + 1)
+            matrix.note(rows, matrix.read(rows), row)
+        return None, None, None
 
 
 class _NotedWhole(torch.autograd.Function):
