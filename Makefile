@@ -11,7 +11,7 @@ HIDDEN := bad_input or frames
 ANNOTATIONS := --jaxtyping-packages=lightning_bnn,weightsym,weightsym_fast,bnn_research,beartype.beartype
 
 # Modules that hardly any process imports, and that the first one compiles if it does
-SELDOM := /(tests?|pip|setuptools|_vendor|physics|_inductor|onnx|testing|pygments/lexers)/
+SELDOM := /(tests?|pip|setuptools|_vendor|physics|_inductor|onnx|testing|pygments/lexers|fontTools|pytorch_lightning|lightning_fabric|grpc|aiohttp|werkzeug|torchgen)/
 
 # Images of containers often forbid what all processes of tests would otherwise compile again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -13,7 +13,7 @@ import torch
 
 from lightning_bnn.findings import results_folder
 from lightning_bnn.plots import Line, lines_figure
-from lightning_bnn.plots.page import Section, html_report
+from lightning_bnn.plots.page import html_report, section
 from lightning_bnn.tables import Measured, Table, spread
 from weightsym.extras import MissingPackage
 
@@ -55,7 +55,7 @@ def test_csv_json_and_data_frames_keep_all_digits(monkeypatch):
 def test_a_page_needs_no_other_file_and_nothing_in_it_is_markup():
     line = Line(torch.arange(3.0), torch.arange(3.0))
     figures = {"f": lines_figure({"title": {"a": line, "b": line}}, ("x", "y"))}
-    page = html_report("A & B", "about", [Section("One", ["<i>"], "code", [TABLE], figures)])
+    page = html_report("A & B", "about", [section("One", ["<i>"], "code", [TABLE], figures)])
     assert page.count('src="data:image/png;base64,') == 1
     assert "http" not in page
     assert all(text in page for text in ("A &amp; B", "&lt;b&gt;", "&lt;i&gt;"))

@@ -10,7 +10,7 @@ import sys
 import time
 import webbrowser
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from lightning_bnn.evaluation.populations import (
 from lightning_bnn.evaluation.reference_networks import Options
 from lightning_bnn.evaluation.report import NEEDS, advice_table, distances_table, reference_text
 from lightning_bnn.findings import Findings, publish, results_folder
-from lightning_bnn.plots.page import Section, html_report
+from lightning_bnn.plots.page import html_report, section
 from lightning_bnn.posteriors import Empirical
 from lightning_bnn.quiet_runs import one_thread
 from lightning_bnn.tables import Table
@@ -52,7 +52,7 @@ METHODS = {
 REFERENCE = "reference"
 SAMPLED = "hmc"
 """The other reference: eight chains that sample the posterior."""
-SECOND = ("swag", "sghmc", SAMPLED)
+SECOND = ("ensemble", "dropout", "swag", "sghmc", SAMPLED)
 """Jobs of a second process, which take half of the time."""
 _SAMPLES = 50
 """Number of networks of every mode that are compared."""
@@ -78,15 +78,24 @@ def demo(
     if restart:
         for name in ("runs", "compare", "compare_sampled"):
             shutil.rmtree(folder / name, ignore_errors=True)
-    jobs, runs_folder = demo_jobs(size), folder / "runs"
+    jobs, runs_folder, is_full = demo_jobs(size), folder / "runs", size == "full"
     with one_thread():
-        if size == "full":
-            with beside(_second_half, jobs, folder):
-                first = [job for job in jobs if job.name not in SECOND]
-                _compared_with_trained(run_jobs(first, runs_folder), folder)
+        with beside(_second_half, jobs, folder) if is_full else nullcontext():
+            first = [job for job in jobs if not (is_full and job.name in SECOND)]
+            count, described = _about_reference(run_jobs(first, runs_folder)[REFERENCE])
+            trained = _compared_with_trained(_finished(jobs, folder), folder)
         runs = run_jobs(jobs, runs_folder)
-        sections, findings = _sections(runs, folder)
-    sections.append(_costs(runs, time.process_time() - begun))
+        if len(trained.settings["posteriors"]) < len(METHODS):
+            trained = _compared_with_trained(runs, folder)
+        sampled = _compared_with_sampled(runs, folder)
+        findings = _with_sampled(findings_of(trained), sampled)
+    sections = [
+        *_opening(sampled),
+        _comparison(findings),
+        *described,
+        *_closing(runs, count, sampled, folder),
+        _costs(runs, time.process_time() - begun),
+    ]
     page = folder / "report.html"
     about = (
         f"lightning_bnn {lightning_bnn.__version__}, lightning {L.__version__}, torch "
@@ -105,11 +114,15 @@ def demo(
 
 def _second_half(jobs: Sequence[Job], folder: Path) -> None:
     """Train some of the posteriors, then compare all existing ones with HMC."""
-    runs_folder = folder / "runs"
-    run_jobs([job for job in jobs if job.name in SECOND], runs_folder, 1)
-    runs = {job.name: StoredRun(job, runs_folder / job.name) for job in jobs}
+    run_jobs([job for job in jobs if job.name in SECOND], folder / "runs", 1)
     with redirect_stderr(io.StringIO()):  # the bar of another process is where this one would be
-        _compared_with_sampled({n: run for n, run in runs.items() if run.is_finished}, folder)
+        _compared_with_sampled(_finished(jobs, folder), folder)
+
+
+def _finished(jobs: Sequence[Job], folder: Path) -> dict[str, StoredRun]:
+    """Return the finished runs, of this process and of the other one."""
+    runs = {job.name: StoredRun(job, folder / "runs" / job.name) for job in jobs}
+    return {name: run for name, run in runs.items() if run.is_finished}
 
 
 def has_screen() -> bool:
@@ -118,13 +131,13 @@ def has_screen() -> bool:
     return sys.stdout.isatty() and bool(graphical or sys.platform in ("darwin", "win32"))
 
 
-def _costs(runs: Mapping[str, StoredRun], own_seconds: float) -> Section:
+def _costs(runs: Mapping[str, StoredRun], own_seconds: float) -> str:
     """Return the CPU time of every run, in this call or an earlier one, and of this process."""
     titles = {REFERENCE: "Reference", SAMPLED: "HMC", **METHODS}
     rows = [(titles[name], round(run.seconds, 1)) for name, run in runs.items()]
     rows.append(("This call, in its first process", round(own_seconds, 1)))
-    text = "CPU seconds. SWAG, both samplers and the distances to HMC run in a second process."
-    return Section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
+    text = "CPU seconds. Ensemble, dropout, SWAG, samplers and distances to HMC: a second process."
+    return section("How long did it take?", [text], tables=[Table("CPU time", ("part", "s"), rows)])
 
 
 def demo_jobs(size: str) -> list[Job]:
@@ -140,7 +153,7 @@ def demo_jobs(size: str) -> list[Job]:
 def _smallest(name: str) -> dict[str, Any]:
     """Return settings with the fewest members and epochs that run through."""
     members = {REFERENCE: 12, "ensemble": 3, SAMPLED: 3}.get(name, 2)
-    epochs = {"sghmc": 6, "swag": 6, SAMPLED: 24}.get(name, 2)
+    epochs = {"sghmc": 6, "swag": 6, SAMPLED: 12}.get(name, 2)
     changes = {"model.init_args.members": members, "trainer.max_epochs": epochs}
     changes["trainer.check_val_every_n_epoch"] = epochs
     if name in ("sghmc", SAMPLED):
@@ -156,24 +169,19 @@ def _smallest(name: str) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------ the page
-def _sections(runs: Mapping[str, StoredRun], folder: Path) -> tuple[list[Section], Findings]:
-    run = runs[REFERENCE]
+def _about_reference(run: StoredRun) -> tuple[int, list[str]]:
+    """Return the number of the reference networks, and what the page says about them alone."""
     posterior = run.module().posterior()
     assert isinstance(posterior, Empirical)
     reference = Population(posterior.networks, run.problem())
-    trained, sampled = _compared_with_trained(runs, folder), _compared_with_sampled(runs, folder)
-    findings = findings_of(trained)
+    return P.stack_size(posterior.networks), [_symmetries(reference), *_functions(reference)]
+
+
+def _with_sampled(findings: Findings, sampled: Comparison) -> Findings:
+    """Put the distances to the sampled networks behind those to the trained ones."""
     tables = {"distances": findings.tables["distances"], "sampled": distances_table(sampled)}
     tables |= {n: t for n, t in findings.tables.items() if n not in ("compared", "advice")}
-    findings = replace(findings, tables=tables)
-    sections = [
-        *_opening(sampled),
-        _comparison(findings),
-        _symmetries(reference),
-        *_functions(reference),
-        *_closing(runs, reference, sampled, folder),
-    ]
-    return sections, findings
+    return replace(findings, tables=tables)
 
 
 def _compared_with_sampled(runs: Mapping[str, StoredRun], folder: Path) -> Comparison:
@@ -190,7 +198,7 @@ def _compared(reference: str, runs: Mapping[str, StoredRun], folder: Path) -> Co
     return collect(reference, places, folder, options=Options(samples=_SAMPLES)).require_one()
 
 
-def _opening(sampled: Comparison) -> list[Section]:
+def _opening(sampled: Comparison) -> list[str]:
     """Return three sentences and a figure, and a table of recommended methods."""
     advice = advice_table(sampled)
     take = {str(need): (str(best), str(level)) for need, best, level, _ in advice.rows}
@@ -214,8 +222,8 @@ def _opening(sampled: Comparison) -> list[Section]:
         "data: `lightning-bnn compare` makes the same table for yours."
     )
     return [
-        Section("", [sentences], figures=figures),
-        Section("What does this mean for me?", [guide], tables=[explained(advice)], folds=False),
+        section("", [sentences], figures=figures),
+        section("What does this mean for me?", [guide], tables=[explained(advice)], folds=False),
     ]
 
 
@@ -244,7 +252,7 @@ def explained(table: Table) -> Table:
     return replace(table, note=f"{terms}. {table.note}" if words else table.note)
 
 
-def _symmetries(reference: Population) -> Section:
+def _symmetries(reference: Population) -> str:
     """Return the symmetries of the network, and their effect on its units."""
     networks, sym = reference.networks, reference.problem.symmetries()
     text = (
@@ -257,15 +265,15 @@ def _symmetries(reference: Population) -> Section:
         "sorted, each unit has a distribution of its own; the functions are the same."
     )
     figures = {caption: units_figure(forms_of(networks, sym), sym)}
-    return Section("The same function many times", [text], str(sym), figures=figures)
+    return section("The same function many times", [text], str(sym), figures=figures)
 
 
 def _closing(
-    runs: Mapping[str, StoredRun], reference: Population, sampled: Comparison, folder: Path
-) -> list[Section]:
+    runs: Mapping[str, StoredRun], networks: int, sampled: Comparison, folder: Path
+) -> list[str]:
     """Return the list of runs, and the next steps."""
     done = [
-        f"{P.stack_size(reference.networks)} small networks (64-16-10) were trained on "
+        f"{networks} small networks (64-16-10) were trained on "
         "scikit-learn's digits from different initialisations: the trained reference, which P1 "
         "takes for the posterior. Chains of Hamiltonian Monte Carlo (HMC) sampled the posterior "
         f"itself. {reference_text(sampled.settings)} Each of the seven methods ran from several "
@@ -278,8 +286,8 @@ def _closing(
         "places, tau) and figures of reference, MFVI and SGHMC. In the folder of this page, run"
     )
     return [
-        Section("What was done", done, "\n".join(run.job.command for run in runs.values())),
-        Section(
+        section("What was done", done, "\n".join(run.job.command for run in runs.values())),
+        section(
             "Next steps",
             [following],
             "tensorboard --logdir runs\nlightning-bnn presets\n"
@@ -288,7 +296,7 @@ def _closing(
     ]
 
 
-def _comparison(findings: Findings) -> Section:
+def _comparison(findings: Findings) -> str:
     text = (
         "The tables compare weights with both references by the maximum mean discrepancy (MMD), "
         "as they are and with symmetries removed (NS), and judge predictions of test images and "
@@ -310,7 +318,7 @@ def _comparison(findings: Findings) -> Section:
     return _section("How good are the posteriors?", [text, laplace], findings, figures)
 
 
-def _functions(reference: Population) -> list[Section]:
+def _functions(reference: Population) -> list[str]:
     """Return the mass that the networks could save, and the differences of their functions."""
     masses, pairs = mass_findings(reference), collapse_findings(reference)
     saved = {
@@ -335,9 +343,9 @@ def _functions(reference: Population) -> list[Section]:
 
 def _section(
     title: str, text: Sequence[str], findings: Findings, figures: Mapping[str, Any]
-) -> Section:
+) -> str:
     tables = [explained(table) for table in findings.tables.values()]
-    return Section(title, text, tables=tables, figures=figures)
+    return section(title, text, tables=tables, figures=figures)
 
 
 GLOSSARY = {

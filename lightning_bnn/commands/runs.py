@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tqdm.auto import tqdm
@@ -145,8 +148,10 @@ def beside(work: Callable[..., Any], *args: Any) -> Iterator[None]:
         work: a function of a module.
         *args: arguments of the function.
     """
-    target = multiprocessing.get_context("spawn").Process
-    process = target(target=_work_beside, args=(work, *args), daemon=True)
+    alone = threading.active_count() == 1 and not torch.cuda.is_available()
+    fork = alone and sys.platform == "linux"  # which has imported everything already
+    context: Any = multiprocessing.get_context("fork" if fork else "spawn")
+    process = context.Process(target=_work_beside, args=(work, *args), daemon=True)
     process.start()
     try:
         yield

@@ -7,7 +7,6 @@ import html
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -39,11 +38,17 @@ class Tabular(Protocol):
         """Return the table as HTML, or as a title that opens it."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of a report.
+def section(
+    title: str,
+    text: Sequence[str] = (),
+    code: str = "",
+    tables: Sequence[Tabular] = (),
+    figures: Mapping[str, Figure] | None = None,
+    folds: bool = True,
+) -> str:
+    """Return a part of a report as HTML.
 
-    Attributes:
+    Args:
         title: its heading, if it has one.
         text: paragraphs.
         code: text shown as typed.
@@ -51,35 +56,23 @@ class Section:
         figures: by caption.
         folds: whether tables open with a click.
     """
-
-    title: str
-    text: Sequence[str] = ()
-    code: str = ""
-    tables: Sequence[Tabular] = ()
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    folds: bool = True
-
-    def html(self) -> str:
-        """Return the section as HTML."""
-        heading = [_element("h2", self.title)] if self.title else []
-        parts = [*heading, *(_element("p", text) for text in self.text)]
-        if self.code:
-            parts.append(_element("pre", self.code))
-        parts += [_figure(caption, figure) for caption, figure in self.figures.items()]
-        parts += [table.html(self.folds) for table in self.tables]
-        return "\n".join(parts)
+    heading = [_element("h2", title)] if title else []
+    parts = [*heading, *(_element("p", paragraph) for paragraph in text)]
+    if code:
+        parts.append(_element("pre", code))
+    parts += [_figure(caption, figure) for caption, figure in (figures or {}).items()]
+    return "\n".join([*parts, *(table.html(folds) for table in tables)])
 
 
-def html_report(title: str, about: str, sections: Sequence[Section]) -> str:
+def html_report(title: str, about: str, sections: Sequence[str]) -> str:
     """Return a page that needs no other files.
 
     Args:
         title: its heading.
         about: one sentence at its end.
-        sections: the parts.
+        sections: the parts, as HTML.
     """
-    body = "\n".join(section.html() for section in sections)
-    name = html.escape(title)
+    body, name = "\n".join(sections), html.escape(title)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
