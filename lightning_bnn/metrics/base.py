@@ -41,6 +41,13 @@ class ExactMetric(Metric):
         letters = hashlib.blake2b(repr((name, options)).encode(), digest_size=8).digest()
         self.add_state("identity", torch.tensor(list(letters)), dist_reduce_fx="max")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Replace a state or a count without the search for modules, which takes longer."""
+        if name in self.__dict__ and type(value) in (Tensor, int, type(None)):
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def add_sum(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Register a state that adds up over batches and processes."""
         self.add_state(name, default=torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")

@@ -176,7 +176,7 @@ def _check_pairs(confidence: Tensor, correct: Tensor) -> None:
 def sums_per_bin(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Return wrong and correct examples ``(bins, 2)`` and the sum of confidences per bin."""
     confidence = confidence.double()
-    index = (confidence * n_bins).long().clamp(0, n_bins - 1)
+    index = (confidence * n_bins).long().clamp_max_(n_bins - 1)
     return _count(index, correct, n_bins), _sum_by(index, confidence, n_bins)
 
 
@@ -186,7 +186,7 @@ def _sum_by(index: Tensor, values: Tensor, n_bins: int) -> Tensor:
 
 
 def _count(index: Tensor, correct: Tensor, n_bins: int) -> Tensor:
-    places = 2 * index + correct.bool()
+    places = torch.add(correct.bool(), index, alpha=2)
     if places.device.type == "cpu":
         return torch.bincount(places, minlength=2 * n_bins).view(n_bins, 2)
     return _sum_by(places, torch.ones_like(places), 2 * n_bins).view(n_bins, 2)  # does not wait

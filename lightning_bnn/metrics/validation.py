@@ -65,7 +65,7 @@ def check_distributions(probs: Tensor, name: str = "probs") -> float:
     if probs.numel() == 0:
         return 0.0
     low, high = probs.sum(-1).aminmax()
-    low, high, least = torch.stack([low, high, probs.min()]).tolist()
+    low, high, least = _numbers(low, high, probs.min())
     if not (low >= 1 - SUM_TOLERANCE and high <= 1 + SUM_TOLERANCE and least >= -SUM_TOLERANCE):
         off = max(1 - low, high - 1, -least) if math.isfinite(low + high) else math.nan
         raise ValueError(
@@ -73,6 +73,12 @@ def check_distributions(probs: Tensor, name: str = "probs") -> float:
             f"but they are off by {off:.3g}. Pass `from_logits=True` if these are logits."
         )
     return least
+
+
+def _numbers(*values: Tensor) -> list[Any]:
+    """Return the numbers in tensors, and wait for a device only once."""
+    on_cpu = values[0].device.type == "cpu"
+    return [v.item() for v in values] if on_cpu else torch.stack(values).tolist()
 
 
 def are_distributions(values: Tensor) -> bool:
@@ -109,7 +115,7 @@ def check_classes(labels: Tensor, classes: int) -> None:
     """Require indices of classes that the network has."""
     if not labels.numel():
         return
-    low, high = torch.stack(labels.long().aminmax()).tolist()
+    low, high = _numbers(*labels.long().aminmax())
     if low < 0 or high >= classes:
         got, from_one = low if low < 0 else high, high == classes and low > 0
         raise ValueError(
