@@ -282,7 +282,7 @@ def names_in_files(network: nn.Module) -> NetworkNames:
 # ------------------------------------------------------------ files
 def numbers(file: FittedNetwork) -> Mapping[str, Tensor]:
     """Return the tensors of a network on disk for computation, each read when it is needed."""
-    return Computed(tuple(file.places), file.number)
+    return Computed(tuple(file.places), file.number, file)
 
 
 def fit_all(

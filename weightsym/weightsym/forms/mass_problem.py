@@ -30,6 +30,7 @@ from weightsym.networks.devices import kept_on
 from weightsym.params import Params, is_stacked
 
 _FEW = 64
+_AT_ONCE = 2**18  # numbers whose squares stay near the processor
 _FLUSHED = 1e-30  # smaller squares than this may be zero in float32
 
 
@@ -432,6 +433,10 @@ class _Table:
 def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
     """Sum squares over all dimensions but the first and given ones, mostly in the native dtype."""
     w = w.detach()
+    if w.ndim > 1 and w.numel() > _AT_ONCE and w.shape[1] > 1:
+        rows = max(1, w.shape[1] * _AT_ONCE // w.numel())
+        parts = [square_sums(some, keep) for some in w.split(rows, 1)]
+        return torch.cat(parts, 1) if 1 in keep else torch.stack(parts).sum(0)
     if w.dtype in (torch.float16, torch.bfloat16):  # squares need more than these hold
         w = w.float()
     if w.device.type != "cpu":  # float64 throughout costs less than to ask

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from weightsym.forms.balanced_form import balance_group, balance_spaces, sides
 from weightsym.forms.balancing import minimise, no_worse
-from weightsym.forms.mass_problem import Posynomial, mass_problem
+from weightsym.forms.mass_problem import Posynomial, mass_problem, square_sums
 from weightsym.groups.actions import act, multiply_sides
 from weightsym.groups.elements import identity_mixings
 from weightsym.groups.symmetries import Symmetries
@@ -35,6 +35,7 @@ from weightsym.groups.validation import (
     check_some,
     check_squares,
 )
+from weightsym.networks.dicts import Computed
 from weightsym.params import Params, is_stacked
 
 _log = logging.getLogger(__name__)
@@ -149,11 +150,52 @@ def min_mass(
         solution = _over_scales(params, sym, start, tolerance, max_iterations)
     else:
         check_finite(params, sym)
-        only = mixing == "only"
-        solution = _jointly(params, sym, only, start, tolerance, max_iterations)
+        only, far = mixing == "only", [n for n in sym.weights if n in params]
+        near = set(far) if only else _near_matrices(sym) & set(far) or set(far)
+        far = [n for n in far if n not in near]
+        some = {n: params[n] for n in sym.weights if n in near}
+        solution = _jointly(some, sym, only, start, tolerance, max_iterations)
+        if far:
+            others = Computed(far, params.__getitem__, params)
+            exact = max(1e-2 * tolerance**2, _EXACT)
+            alone = _over_scales(others, sym, start, exact, max_iterations)
+            solution = _together(solution, alone)
     if stacked:
         return solution
     return replace(solution, **{n: _first(v) for n, v in vars(solution).items()})
+
+
+def _near_matrices(sym: Symmetries) -> set[str]:
+    """Return the tensors of general matrices, and of all scales that meet these, one by another."""
+    near = {n for group in sym.linear if group.kind == "general" for n in sym.moved_by(group)}
+    moved, size = [sym.moved_by(group) for group in sym.scalings], -1
+    while len(near) != size:
+        size = len(near)
+        near |= {n for names in moved if names & near for n in names}
+    return near
+
+
+def _concerned(params: Mapping[str, Tensor], sym: Symmetries) -> Tensor:
+    """Return a mask of the scales of some tensors."""
+    return _joined(
+        [torch.full((g.units,), bool(sym.moved_by(g) & params.keys())) for g in sym.scalings]
+    )
+
+
+def _together(joint: MinMass, alone: MinMass) -> MinMass:
+    """Return the least mass of all tensors, in two parts that share no scale."""
+    least = joint.minimum + alone.minimum
+    gaps = joint.gap * joint.minimum + alone.gap * alone.minimum
+    return replace(
+        joint,
+        mass=joint.mass + alone.mass,
+        minimum=least,
+        scales=tuple(a * b for a, b in zip(joint.scales, alone.scales, strict=True)),
+        gap=torch.where(least > 0, gaps / least, 0),
+        dead=joint.dead + alone.dead,
+        attained=joint.attained & alone.attained,
+        falling=tuple(a | b for a, b in zip(joint.falling, alone.falling, strict=True)),
+    )
 
 
 def _over_scales(
@@ -165,7 +207,8 @@ def _over_scales(
 ) -> MinMass:
     whole = mass_problem(params, sym)
     u = torch.zeros_like(whole.inflow)
-    dead = ((whole.inflow == 0) | (whole.outflow == 0)).sum(-1)
+    here = _concerned(params, sym).to(u.device)
+    dead = (here & ((whole.inflow == 0) | (whole.outflow == 0))).sum(-1)
     if bool((dead > 0).any()):
         _log.info(
             "min_mass: %d units without incoming or outgoing weight keep their scale.",
@@ -244,9 +287,8 @@ class _Balance:
         moved |= {n for group in sym.linear for n in sym.moved_by(group)}
         weights = {n: params[n].detach() for n in sym.weights if n in params}
         moved = moved & weights.keys() or set(weights)
-        shape = (len(next(iter(weights.values()))), -1) if offset else (-1,)
-        still = [w.reshape(shape) for n, w in weights.items() if n not in moved]
-        norms = [torch.linalg.vector_norm(w, dim=-1, dtype=torch.float64).square() for w in still]
+        still = [w if offset else w[None] for n, w in weights.items() if n not in moved]
+        norms = [square_sums(w, ()) for w in still]
         self.still = torch.stack(norms).sum(0) if norms else torch.zeros(())
         weights = {n: w.double() for n, w in weights.items() if n in moved}
         check_squares(weights)
@@ -255,6 +297,7 @@ class _Balance:
         free = _joined(sym.covered(sym.scalings, ("general",))).logical_not()
         if only:
             free &= _joined(sym.covered(sym.scalings, ("complex",)))
+        free &= _concerned(params, sym)
         self.moving, self.free = self.given, free.to(like.device)
         self.logs = like.new_zeros(len(like), sym.scaling_dof)
         self.total = identity_mixings(sym, self.given)

@@ -194,9 +194,11 @@ def difference(
     end = None if balanced.is_small else _told(walk, walked)
     if end is not None:
         ways = [at @ g.inverse for at, (g, _) in zip(balanced.elements, least, strict=True)]
-        orders = walk.spaces.nearest_orders(ways[1] @ end.elements[0] @ ways[0].inverse)
+        whole = end.elements[0] @ walk.moving.element
+        orders = walk.spaces.nearest_orders(ways[1] @ whole @ ways[0].inverse)
         matched = balanced.then(Element.of_values(sym, {"permutations": orders}))
-        matched = matched.then(fitted_signs(matched.a, matched.b, sym))
+        if walk.is_sure:
+            matched = matched.then(fitted_signs(matched.a, matched.b, sym))
         ends = [replace(matched, name=_ORDER, permutations=orders)]
     else:
         ends = _until_settled(search.ends(balanced))
@@ -233,10 +235,11 @@ class _Step:
         return self.elements[1].view(self.given[1])
 
     @property
-    def parked(self) -> tuple[Network, Network]:
-        """Both networks where they stand, in files if that takes long to compute."""
+    def parked(self) -> _Step:
+        """The same step from there on, with what takes long to compute in files."""
         a, b = self.elements
-        return parked(self.a, a.moving), parked(self.b, b.moving) if b.moving else self.b
+        given = parked(self.a, a.moving), parked(self.b, b.moving) if b.moving else self.b
+        return replace(self, given=given, elements=(Element(self.sym), Element(self.sym)))
 
     def then(self, first: Element, second: Element | None = None) -> _Step:
         """Let further elements act."""
@@ -364,9 +367,8 @@ def _told(walk: Walk, walked: _Step) -> _Step | None:
     """
     if not (walk.is_sure or walk.is_apart):
         return None
-    a, b = walked.parked
-    turned = walk.turned if walk.is_sure else ()
-    end = walked.then(with_matrices(a, b, walk.sym, walk.settled, turned, _GAIN))
+    turned, start = walk.turned if walk.is_sure else (), walked.parked
+    end = start.then(with_matrices(*start.given, walk.sym, walk.settled, turned, _GAIN))
     return end if walk.is_sure or end.is_far else None
 
 
@@ -401,8 +403,8 @@ def _mixed(best: _Step, ends: Sequence[_Step], walked: _Step) -> _Step:
 
 
 def _fully(step: _Step) -> _Step:
-    a, b = step.parked
-    return step.then(match_all(a, b, step.sym).element)
+    start = step.parked
+    return start.then(match_all(*start.given, step.sym).element)
 
 
 def _ratio(squares: int | float, sizes: int | float) -> float:

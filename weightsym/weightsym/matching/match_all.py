@@ -259,7 +259,10 @@ class Pair:
         return self.apart < float(torch.stack(sizes).norm()) if sizes else True
 
     def _apart(self) -> float:
-        return float(distance(self.params, self.goal, self.sym.compared))
+        noted = self.params.noted
+        for name in self.sym.compared - noted.keys():
+            noted[name] = float(distance(self.params, self.goal, [name])) ** 2
+        return math.sqrt(math.fsum(noted.values()))
 
     def _round(self, first: bool, permuting: bool) -> float:
         """Turn streams, permute, mix all else, and return the size of the change."""

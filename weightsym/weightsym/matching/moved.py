@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
@@ -55,11 +55,14 @@ class Moved(Mapping[str, Tensor]):
     Args:
         given: the tensors as they are; nothing is written to them.
         element: what has moved them.
+
+    Attributes:
+        noted: numbers about tensors, each of which is forgotten when its tensor moves.
     """
 
     def __init__(self, given: Mapping[str, Tensor], element: Element) -> None:
         self.given, self.element = given, element
-        self._recent = Recent[str]()
+        self._recent, self.noted = Recent[str](), dict[str, float]()
 
     def __len__(self) -> int:
         return len(self.given)
@@ -85,8 +88,7 @@ class Moved(Mapping[str, Tensor]):
             step: what acts on the network as it stands.
         """
         self.element = step @ self.element
-        for name in step.moving:
-            self._recent.pop(name)
+        self._forget(step.moving)
 
     def stand(self, element: Element) -> None:
         """Let another element act, in place of the one that has.
@@ -94,8 +96,13 @@ class Moved(Mapping[str, Tensor]):
         Args:
             element: what acts on the network as it was given.
         """
+        self._forget(self.element.moving | element.moving)
         self.element = element
-        self._recent.clear()
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._recent.pop(name)
+            self.noted.pop(name, None)
 
 
 def parked(
@@ -116,9 +123,10 @@ def parked(
         for name in sizes:
             tensor = network[name]
             with NamedTemporaryFile() as file:  # its pages are written out if memory is short
+                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
                 file.truncate(max(1, tensor.nbytes))
                 flat = torch.from_file(file.name, True, tensor.numel(), dtype=tensor.dtype)
-            held[name] = flat.view(tensor.shape).copy_(tensor)
+            held[name] = flat.view(tensor.shape)
     return Computed(tuple(network), lambda n: held[n] if n in held else network[n], network)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, gammaincc, gammaln
 from torch import Tensor
 
+from weightsym.forms.mass_problem import square_sums
 from weightsym.groups.axis_maps import along_axis
 from weightsym.groups.placements import Placement
 from weightsym.groups.symmetries import PermutationGroup, Symmetries
@@ -39,7 +40,7 @@ _SLACK = 3.0  # of distances, for the matrices and scales that have been fitted
 _UNDERFLOW = 170  # 1 / 171! is no double
 _LEAST = 1e-300  # probability that is shown
 _SORTED = 1e-3  # the probability of the order of exchangeable units
-_EXACT = 2**22  # numbers of a tensor that are compared
+_EXACT = 2**20  # numbers of a tensor that are compared
 _FEW = 4  # units, of which fewer are often in order
 
 
@@ -227,10 +228,9 @@ def _totals(params: Network, sym: Symmetries) -> _Totals:
     for a in sym.placements_by_axis("permutations"):
         if sym.axes[a].tensor in sym.compared:
             w = at_least_single(params[sym.axes[a].tensor])
-            rows = along_axis(w, sym.axes[a], 0)[None]
-            dims = tuple(range(rows.ndim - 1))
-            sums = rows.sum(dims), torch.linalg.vector_norm(rows, dim=dims).square()
-            result[a] = sums[0].double().cpu(), sums[1].double().cpu()
+            rows = along_axis(w, sym.axes[a], 0)[None].flatten(0, -2)
+            ones = rows.new_ones(len(rows))
+            result[a] = (ones @ rows).double().cpu(), square_sums(rows[None], (2,))[0].cpu()
     return result
 
 

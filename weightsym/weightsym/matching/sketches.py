@@ -50,12 +50,17 @@ class Sketches:
         sym: what `discover` returned.
         moving: one network as a stack.
         goal: the reference.
+        most: how many weights of each unit are compared, by default all.
     """
 
     def __init__(
-        self, sym: Symmetries, moving: Mapping[str, Tensor], goal: Mapping[str, Tensor]
+        self,
+        sym: Symmetries,
+        moving: Mapping[str, Tensor],
+        goal: Mapping[str, Tensor],
+        most: int | None = None,
     ) -> None:
-        self.sym, self.moving, self.goal = sym, moving, goal
+        self.sym, self.moving, self.goal, self.most = sym, moving, goal, most
         self._of_goal = dict[Placement, tuple[Tensor, Tensor]]()
 
     def partners(self, views: Sequence[Placement], flips: bool) -> Partners | None:
@@ -66,7 +71,7 @@ class Sketches:
             flips: compare up to signs.
         """
         goal = [self._goal_sketch(view) for view in views]
-        moving = [_sketch(_rows(self.moving, self.sym, view), view) for view in views]
+        moving = [_sketch(self._rows(self.moving, view), view) for view in views]
         b, a = (torch.cat([s for s, _ in every], 1) for every in (goal, moving))
         norms = [torch.stack([n for _, n in every]).sum(0).sqrt() for every in (goal, moving)]
         error = _DEVIATIONS / b.shape[1] ** 0.5
@@ -90,30 +95,33 @@ class Sketches:
 
     def _goal_sketch(self, view: Placement) -> tuple[Tensor, Tensor]:
         if view not in self._of_goal:
-            self._of_goal[view] = _sketch(_rows(self.goal, self.sym, view), view)
+            self._of_goal[view] = _sketch(self._rows(self.goal, view), view)
         return self._of_goal[view]
 
     def products(self, views: Sequence[Placement], order: Tensor | None = None) -> Tensor:
         """Inner products of all units with those in their places, or in an order."""
         total = torch.zeros(len(views[0].positions), dtype=torch.float64)
         for view in views:
-            goal, moving = (_rows(w, self.sym, view) for w in (self.goal, self.moving))
+            goal, moving = self.rows(view)
             moving = moving if order is None else moving[order.to(moving.device)]
             total += inner_products(moving, goal)
         return total
 
+    def rows(self, view: Placement) -> tuple[Tensor, Tensor]:
+        """The weights of all units of the reference and of the network at a place."""
+        return self._rows(self.goal, view), self._rows(self.moving, view)
+
+    def _rows(self, weights: Mapping[str, Tensor], view: Placement) -> Tensor:
+        w = weights[self.sym.axes[view.axis].tensor]
+        return unit_rows({}, self.sym, view, w).reshape(len(view.positions), -1)[:, : self.most]
+
     def _table(self, views: Sequence[Placement], rows: Tensor, columns: Tensor) -> Tensor:
         total = torch.zeros(len(rows), len(columns), dtype=torch.float64)
         for view in views:
-            goal, moving = (_rows(w, self.sym, view) for w in (self.goal, self.moving))
+            goal, moving = self.rows(view)
             some = goal[rows.to(goal.device)], moving[columns.to(moving.device)]
             total += gram(some[0].to(some[1].device), some[1], torch.float32).cpu()
         return total
-
-
-def _rows(weights: Mapping[str, Tensor], sym: Symmetries, view: Placement) -> Tensor:
-    w = weights[sym.axes[view.axis].tensor]
-    return unit_rows({}, sym, view, w).reshape(len(view.positions), -1)
 
 
 def _sketch(rows: Tensor, view: Placement) -> tuple[Tensor, Tensor]:
@@ -124,7 +132,7 @@ def _sketch(rows: Tensor, view: Placement) -> tuple[Tensor, Tensor]:
         part = rows[:, some].float().cpu()
         directions = torch.randn(part.shape[1], _DIRECTIONS, generator=generator)
         total.addmm_(part, directions, alpha=_DIRECTIONS**-0.5)
-        squares += torch.linalg.vector_norm(part, dim=1).square()
+        squares += part.square().sum(1)
     return total, squares
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,9 +21,11 @@ Node = tuple[str, int]
 _Rows = tuple[Placement, Tensor, Tensor]
 """The weights of the units of both networks at a place."""
 _FEWEST, _MOST = 2, 512  # directions that units are compared in, and units that tell which
+_WIDE = 2**14  # weights of a unit that are compared, as those of the first tokens
 _MANY = 32  # vectors for every channel, whose rotation others would change by nothing much
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
+_HUGE = 4096  # units, of which more stay in any order where nothing is found
 _LARGE = 2  # large groups that are matched again where nothing is found
 _NONE, _ENOUGH = 0.05, 256  # or if no more are, of so many at least
 
@@ -55,7 +57,7 @@ class Walk:
     def __init__(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sym: Symmetries) -> None:
         self.sym = sym
         self.moving, self.goal = (Moved(w, Element(sym)) for w in (a, b))
-        self.sketches = Sketches(sym, self.moving, self.goal)
+        self.sketches = Sketches(sym, self.moving, self.goal, _WIDE)
         self.spaces = SpaceMap(sym)
         self.sources: dict[Node, frozenset[str]] = {}
         self.agreeing: dict[int, int] = {}
@@ -72,11 +74,13 @@ class Walk:
     def settled(self) -> frozenset[int]:
         """The groups of permutations that stay: unless all are sure, those that take long but two.
 
-        Two large groups tell whether networks have nothing in common.
+        Two large groups tell whether networks have nothing in common; huge ones take too long.
         """
         placed = [k for kind, k in self.sources if kind == "permutations"]
-        large = [k for k in placed if self.sym.permutations[k].units >= MANY]
-        return frozenset(placed if self.is_sure else large[:-_LARGE])
+        units = {k: self.sym.permutations[k].units for k in placed}
+        huge = [k for k in placed if units[k] > _HUGE]
+        large = [k for k in placed if MANY <= units[k] <= _HUGE]
+        return frozenset(placed if self.is_sure else [*huge, *large[:-_LARGE]])
 
     @property
     def is_sure(self) -> bool:
@@ -140,7 +144,8 @@ class Walk:
             if alike is not None:
                 self.agreeing[node[1]], self.compared[node[1]] = int(alike.sum()), len(alike)
             is_apart = alike is not None and int(alike.sum()) <= _NONE * len(alike)
-            self._order(node[1], first, greedy if is_apart and group.units >= MANY else assign)
+            if not (is_apart and group.units > _HUGE):
+                self._order(node[1], first, is_apart and group.units >= MANY)
         self.sources[node] = sources
         self._flip(first)
         return True
@@ -167,7 +172,7 @@ class Walk:
         """Turn spaces as Procrustes does."""
         cross, vectors = torch.zeros((), dtype=torch.float64), 0
         for place in first:
-            _, mine, theirs = self._rows(place)
+            _, mine, theirs = self._rows(place, None)
             cross, vectors = cross + (theirs @ mine.mT).double(), vectors + mine.shape[-1]
         self.is_blind |= vectors < group.size
         if vectors > _MANY * group.size:
@@ -178,22 +183,24 @@ class Walk:
         names = self.sym.moved_by(group)
         self.moving.move(Element.of_values(self.sym, {"linear": both, "duals": both}, turn, names))
 
-    def _order(
-        self, k: int, first: Sequence[Placement], assign: Callable[[Tensor], Tensor]
-    ) -> None:
+    def _order(self, k: int, first: Sequence[Placement], roughly: bool) -> None:
         """Put units in the order of those of the goal."""
-        order = self._by_sketches(first)
-        order = assign(self._cosines([self._rows(p) for p in first])) if order is None else order
+        order = None if roughly else self._by_sketches(first)
+        if order is None:
+            cosines = self._cosines([self._rows(p) for p in first])
+            order = (greedy if roughly else assign)(cosines)
         orders = [order if j == k else None for j in range(len(self.sym.permutations))]
         self.moving.move(Element.of_values(self.sym, {"permutations": orders}))
 
     def _by_sketches(self, first: Sequence[Placement]) -> Tensor | None:
-        """The partners of many units, if short projections leave no doubt."""
-        signs = {self._signs(place) for place in first}
-        if len(first[0].positions) < MANY or len(signs) > 1:
-            return None
-        found = self.sketches.partners(first, bool(*signs))
-        return torch.from_numpy(found.order) if found is not None and found.sure else None
+        """The partners of many units, if projections of places with equal signs leave no doubt."""
+        if len(first[0].positions) >= MANY:
+            for signs in dict.fromkeys(map(self._signs, first)):
+                alike = [place for place in first if self._signs(place) == signs]
+                found = self.sketches.partners(alike, bool(signs))
+                if found is not None and found.sure:
+                    return torch.from_numpy(found.order)
+        return None
 
     def _found_twice(self, places: Sequence[Placement]) -> Tensor | None:
         """The units that both parts of their weights match alike, None if too small."""
@@ -230,8 +237,10 @@ class Walk:
             self.moving.move(step)
         self.signed |= flips
 
-    def _rows(self, place: Placement) -> _Rows:
-        mine, theirs = (unit_rows(w, self.sym, place).float() for w in (self.moving, self.goal))
+    def _rows(self, place: Placement, most: int | None = _WIDE) -> _Rows:
+        mine, theirs = (
+            unit_rows(w, self.sym, place)[..., :most].float() for w in (self.moving, self.goal)
+        )
         return place, mine, theirs
 
     def _cosines(self, every: Sequence[_Rows]) -> Tensor:

@@ -70,8 +70,9 @@ class Computed(Mapping[str, Tensor]):
 
 
 def shape_of(params: Mapping[str, Tensor], name: str) -> torch.Size:
-    """Return the shape of a tensor, which is not computed for that."""
-    return params.shape(name) if isinstance(params, Computed) else params[name].shape
+    """Return the shape of a tensor, which is neither read nor computed where it is known."""
+    known = getattr(params, "shape", None)
+    return params[name].shape if known is None else known(name)
 
 
 def of(module: nn.Module) -> Params:
