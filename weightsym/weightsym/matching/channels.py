@@ -34,7 +34,7 @@ from weightsym.networks.forward import structural_copy
 from weightsym.params import Params, unstack
 
 By = Literal["weights", "activations"]
-_EXACT = 2**22  # numbers that are multiplied in double precision
+_EXACT = 2**20  # numbers that are multiplied in double precision
 _log = logging.getLogger(__name__)
 
 

@@ -218,6 +218,7 @@ class Pair:
         self.params = Moved(view.standing(params), start or Element(self.sym))
         rounding = [torch.finfo(params[n].dtype).eps for n in self.sym.compared]
         self.sure, self.apart, self.least = False, math.inf, 0.0
+        self.decided = set[int]()
         self.still = max(rounding, default=1e-16) ** 0.6
 
     @property
@@ -373,9 +374,14 @@ class Pair:
         return {n: t.to(like[n].dtype) if n in like else t for n, t in network.items()}
 
     def _exchange(self) -> bool:
-        """Exchange heads by the best that can be had inside each pair, and tell if that is sure."""
+        """Exchange heads by the best that can be had inside each pair, and tell if that is sure.
+
+        With a least gain, what lies outside of heads stays, and so do heads beyond doubt.
+        """
         sure = True
         for group, spaces in self.spaces.blocks.items():
+            if group in self.decided:
+                continue
             similarity = torch.stack(
                 [self._similarity(k, matrices) for k, matrices in spaces.items()]
             ).sum(0)
@@ -383,7 +389,9 @@ class Pair:
             step[group] = assign(similarity)
             table, chosen = similarity.cpu(), step[group][:, None]
             picked = table.gather(1, chosen).flatten().numpy()
-            sure = bool(is_sure(table.numpy(), picked, table.amax(1).numpy())) and sure
+            beyond_doubt = bool(is_sure(table.numpy(), picked, table.amax(1).numpy()))
+            sure &= beyond_doubt
+            self.decided |= {group} if beyond_doubt and self.least else set()
             self._permute(step)
         return sure
 
