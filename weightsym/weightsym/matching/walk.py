@@ -13,7 +13,7 @@ from weightsym.groups.symmetries import PermutationGroup, Symmetries
 from weightsym.groups.units import WRITES, other_axes, unit_rows
 from weightsym.matching.matrices import SpaceMap, procrustes
 from weightsym.matching.moved import Moved, gram, inner_products
-from weightsym.matching.plan import assign, greedy
+from weightsym.matching.plan import assign
 from weightsym.matching.sketches import MANY, Sketches
 
 Node = tuple[str, int]
@@ -25,7 +25,7 @@ _WIDE = 2**14  # weights of a unit that are compared, as those of the first toke
 _MANY = 32  # vectors for every channel, whose rotation others would change by nothing much
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
-_HUGE = 4096  # units, of which more stay in any order where nothing is found
+_HUGE = 4096  # units, of which more are not matched again where nothing is found
 _LARGE = 2  # large groups that are matched again where nothing is found
 _NONE, _ENOUGH = 0.05, 256  # or if no more are, of so many at least
 
@@ -140,12 +140,13 @@ class Walk:
         if isinstance(group, LinearGroup):
             self._turn(node[1], group, first)
         else:
-            alike = self._found_twice(first) if group.units > 1 else None
-            if alike is not None:
-                self.agreeing[node[1]], self.compared[node[1]] = int(alike.sum()), len(alike)
-            is_apart = alike is not None and int(alike.sum()) <= _NONE * len(alike)
-            if not (is_apart and group.units > _HUGE):
-                self._order(node[1], first, is_apart and group.units >= MANY)
+            twice, order = self._found_twice(first) if group.units > 1 else None, None
+            if twice is not None:
+                alike, compared, rows = int(twice[0].sum()), len(twice[0]), twice[1]
+                self.agreeing[node[1]], self.compared[node[1]] = alike, compared
+                if alike <= _NONE * compared and group.units >= MANY:
+                    order = _completed(assign(self._cosines(rows)), group.units)
+            self._order(node[1], first, order)
         self.sources[node] = sources
         self._flip(first)
         return True
@@ -183,12 +184,10 @@ class Walk:
         names = self.sym.moved_by(group)
         self.moving.move(Element.of_values(self.sym, {"linear": both, "duals": both}, turn, names))
 
-    def _order(self, k: int, first: Sequence[Placement], roughly: bool) -> None:
-        """Put units in the order of those of the goal."""
-        order = None if roughly else self._by_sketches(first)
-        if order is None:
-            cosines = self._cosines([self._rows(p) for p in first])
-            order = (greedy if roughly else assign)(cosines)
+    def _order(self, k: int, first: Sequence[Placement], order: Tensor | None) -> None:
+        """Put units in the order of those of the goal, or in a given one."""
+        order = self._by_sketches(first) if order is None else order
+        order = assign(self._cosines([self._rows(p) for p in first])) if order is None else order
         orders = [order if j == k else None for j in range(len(self.sym.permutations))]
         self.moving.move(Element.of_values(self.sym, {"permutations": orders}))
 
@@ -202,8 +201,8 @@ class Walk:
                     return torch.from_numpy(found.order)
         return None
 
-    def _found_twice(self, places: Sequence[Placement]) -> Tensor | None:
-        """The units that both parts of their weights match alike, None if too small."""
+    def _found_twice(self, places: Sequence[Placement]) -> tuple[Tensor, list[_Rows]] | None:
+        """Which units both parts of their weights match alike, and both, if they are large."""
         parts: tuple[list[_Rows], list[_Rows]] = [], []
         for place in (p for p in places if self._is_wide(p)):
             _, mine, theirs = self._rows(place)
@@ -219,7 +218,7 @@ class Walk:
         alike = orders[0] == orders[1]
         for cosines in both:  # units without weights fit everywhere
             alike &= (cosines.gather(1, orders[0][:, None].to(cosines.device))[:, 0] > 0).cpu()
-        return alike
+        return alike, parts[0] + parts[1]
 
     def _flip(self, first: Sequence[Placement]) -> None:
         """Give signs that act on what was compared the values that suit it."""
@@ -265,6 +264,13 @@ class Walk:
         own = {k for k, p in pairs if bool(there[p.positions.reshape(-1).cpu()].any())}
         across = {k for a in other_axes(sym, place.axis) for k, _ in by_axis.get(a, ())}
         return frozenset(own | {k for k in across - self.signed if sym.signs[k].units == 1})
+
+
+def _completed(partners: Tensor, units: int) -> Tensor:
+    """An order that begins with the partners of some units; the others follow as they stand."""
+    left = torch.ones(units, dtype=torch.bool)
+    left[partners] = False
+    return torch.cat([partners, left.nonzero()[:, 0]])
 
 
 def _along_directions(mine: Tensor, theirs: Tensor) -> Sequence[Tensor]:
