@@ -411,3 +411,17 @@ def test_no_symmetry_hides_what_a_llama_was_made_from():
     kin = kinship([likeness(w, sym) for w in (first, attack(tuned), attack(other))])
     assert kin[0, 1] > 0.99
     assert kin[:2, 2].abs().max() < 0.1
+
+
+# ------------------------------------------------------------ large groups
+def test_a_child_with_much_noise_keeps_the_places_of_many_units():
+    """Hardly any are found twice; large groups are then matched in part, which is enough."""
+    net = nn.Sequential(nn.Linear(64, 1100), nn.ReLU(), nn.Linear(1100, 64))
+    sym = discover(net, torch.randn(8, 64, generator=seeded()))
+    parent, stranger = P.unstack(P.populate(net, 2))
+    found, other = (relation(w, parent, sym) for w in (noisy(parent, 3.0), stranger))
+    (units,) = found.groups
+    assert units.agreeing < 26
+    assert 100 < units.in_place < 520
+    assert found.p_exact < 1e-9
+    assert [found.verdict, other.verdict] == ["made from it", "independent"]

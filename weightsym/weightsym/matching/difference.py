@@ -362,8 +362,8 @@ class _Search:
 def _told(walk: Walk, walked: _Step) -> _Step | None:
     """Both networks in one frame, if a walk leaves no doubt; None if all has to be searched.
 
-    Where it has found all units, matrices are left; where it has found nothing, small groups and a
-    few large ones are matched once. Networks that are far apart then are no closer from elsewhere.
+    Where it has found all units, matrices are left; where it has found nothing, small groups are
+    matched once. Networks that are far apart then are no closer from elsewhere.
     """
     if not (walk.is_sure or walk.is_apart):
         return None

@@ -123,7 +123,7 @@ def parked(
         for name in sizes:
             tensor = network[name]
             with NamedTemporaryFile() as file:  # its pages are written out if memory is short
-                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
                 file.truncate(max(1, tensor.nbytes))
                 flat = torch.from_file(file.name, True, tensor.numel(), dtype=tensor.dtype)
             held[name] = flat.view(tensor.shape)

@@ -15,6 +15,7 @@ from weightsym.groups.symmetries import Symmetries
 from weightsym.groups.units import unit_rows
 from weightsym.matching.moved import column_blocks, gram, inner_products
 
+Weights = Mapping[str, Tensor]
 MANY = 1024
 """Groups of as many units are matched by sketches first."""
 _DIRECTIONS = 96
@@ -54,11 +55,7 @@ class Sketches:
     """
 
     def __init__(
-        self,
-        sym: Symmetries,
-        moving: Mapping[str, Tensor],
-        goal: Mapping[str, Tensor],
-        most: int | None = None,
+        self, sym: Symmetries, moving: Weights, goal: Weights, most: int | None = None
     ) -> None:
         self.sym, self.moving, self.goal, self.most = sym, moving, goal, most
         self._of_goal = dict[Placement, tuple[Tensor, Tensor]]()
@@ -111,7 +108,7 @@ class Sketches:
         """The weights of all units of the reference and of the network at a place."""
         return self._rows(self.goal, view), self._rows(self.moving, view)
 
-    def _rows(self, weights: Mapping[str, Tensor], view: Placement) -> Tensor:
+    def _rows(self, weights: Weights, view: Placement) -> Tensor:
         w = weights[self.sym.axes[view.axis].tensor]
         return unit_rows({}, self.sym, view, w).reshape(len(view.positions), -1)[:, : self.most]
 

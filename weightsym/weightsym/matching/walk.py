@@ -25,8 +25,6 @@ _WIDE = 2**14  # weights of a unit that are compared, as those of the first toke
 _MANY = 32  # vectors for every channel, whose rotation others would change by nothing much
 _EXACT = 2**18  # numbers whose directions are found in double precision
 _DECIDED = 0.95  # of the units: if as many are found twice, nothing else has to be tried
-_HUGE = 4096  # units, of which more are not matched again where nothing is found
-_LARGE = 2  # large groups that are matched again where nothing is found
 _NONE, _ENOUGH = 0.05, 256  # or if no more are, of so many at least
 
 
@@ -72,15 +70,10 @@ class Walk:
 
     @property
     def settled(self) -> frozenset[int]:
-        """The groups of permutations that stay: unless all are sure, those that take long but two.
-
-        Two large groups tell whether networks have nothing in common; huge ones take too long.
-        """
+        """The groups of permutations that stay: unless all are sure, those that take long."""
         placed = [k for kind, k in self.sources if kind == "permutations"]
-        units = {k: self.sym.permutations[k].units for k in placed}
-        huge = [k for k in placed if units[k] > _HUGE]
-        large = [k for k in placed if MANY <= units[k] <= _HUGE]
-        return frozenset(placed if self.is_sure else [*huge, *large[:-_LARGE]])
+        long = [k for k in placed if self.sym.permutations[k].units >= MANY]
+        return frozenset(placed if self.is_sure else long)
 
     @property
     def is_sure(self) -> bool:
