@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym import params as P
+from weightsym.discovery.dimensions.nodes import leaves_of, mapped
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import Inputs, called, structural_copy, tensors_of
 from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
@@ -274,13 +275,13 @@ class _Log(TorchDispatchMode):
 
     def _numbers_of(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Compute what depends on no input and no weight. None for all else."""
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = [x for x in leaves_of((args, kwargs)) if isinstance(x, Tensor)]
         known = [id(x) in self._computed for x in tensors]
         if not all(known) or torch.Tag.nondeterministic_seeded in function.tags:
             if any(known) and function._schema.is_mutable:
                 self._computed.clear()
             return None
-        args, kwargs = tree_map(
+        args, kwargs = mapped(
             lambda x: self._computed[id(x)] if isinstance(x, Tensor) else x, (args, kwargs)
         )
         cpu = {"device": torch.device("cpu")} if _kind_of(function)[0] else {}

@@ -261,7 +261,7 @@ def _inline(module: GraphModule) -> None:
             piece.args = (copies[results[piece.args[1]]],)
             piece.target = torch.ops.aten.alias.default
         module.graph.erase_node(node)
-    module.recompile()
+        module.recompile()
 
 
 def _drop_assertions(module: GraphModule) -> None:
@@ -273,7 +273,8 @@ def _drop_assertions(module: GraphModule) -> None:
         if not node.users and (is_left_over or name.startswith(("_assert", "sym_constrain"))):
             used_by_assertions.update(node.all_input_nodes)
             module.graph.erase_node(node)
-    module.recompile()
+    if used_by_assertions:
+        module.recompile()
 
 
 def _is_module(module: GraphModule, x: Any) -> bool:

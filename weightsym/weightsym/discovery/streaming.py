@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from weightsym.discovery.dimensions.nodes import ancestors, is_random
+from weightsym.discovery.dimensions.nodes import ancestors, is_random, mapped
 from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.products import Matrix, Weights, products
@@ -137,7 +137,7 @@ def _one_by_one(
 ) -> Iterator[Any]:
     """Yield the results of an operation that needs whole matrices."""
     has_weights = any(n.op == "placeholder" for n in node.all_input_nodes)
-    for args, kwargs in tree_map(_whole, operands) if has_weights else operands:
+    for args, kwargs in mapped(_whole, operands) if has_weights else operands:
         yield call(node, args, kwargs, cast)
 
 
@@ -165,10 +165,10 @@ def called(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
     """Return the result of an operation, in the precision of the run."""
     assert callable(node.target)
     if node.target is not torch.ops.aten.view.dtype:  # which reads the bits as they are
-        args, kwargs = tree_map(
+        args, kwargs = mapped(
             lambda x: cast(x) if isinstance(x, torch.dtype) else x, (args, kwargs)
         )
-    return tree_map(cast, node.target(*args, **kwargs))
+    return mapped(cast, node.target(*args, **kwargs))
 
 
 def evened_by(pick: Pick) -> Call:
@@ -176,7 +176,7 @@ def evened_by(pick: Pick) -> Call:
 
     def call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
         result = called(node, args, kwargs, cast)
-        return tree_map(cast, evened(node, args, kwargs, result, pick))
+        return mapped(cast, evened(node, args, kwargs, result, pick))
 
     return call
 
