@@ -163,6 +163,11 @@ def a_bilinear_layer_and_one_unit(s, x):
     return s.b(h, s.c(x).tanh()) + h[:, :1]
 
 
+@network("5", 5, 0, a=(4, 5), b=lambda: nn.Bilinear(5, 5, 3), inputs=(6, 8))
+def a_bilinear_layer_of_one_encoder(s, x):
+    return s.b(*(s.a(part).relu() for part in x.chunk(2, 1)))
+
+
 @short("15", 15, 0, dimension=15, w=parameter(4, 3, 5), v=parameter(5, 3, 2))
 def tensordot(s, x):
     return torch.tensordot(torch.tensordot(x, s.w, 1).relu(), s.v, ([1, 2], [1, 0]))

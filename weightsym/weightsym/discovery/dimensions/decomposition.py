@@ -301,14 +301,20 @@ def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int],
     expand_z: Sequence[int], summed: Sequence[int], unroll_dim: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Multiply three tensors, each with new dimensions, and sum over some of them."""
+    """Multiply three tensors, each with new dimensions, and sum over some of them.
+
+    What the third one lacks is summed before, so that nothing has a number for every pair of units.
+    """
     operands = zip((x, y, z), (expand_x, expand_y, expand_z), strict=True)
     wide = []
     for tensor, dims in operands:
         for d in sorted(dims):
             tensor = tensor.unsqueeze(d)
         wide.append(tensor)
-    return (wide[0] * wide[2] * wide[1]).sum(list(summed))
+    first = [d for d in summed if d in expand_z]
+    product = wide[0] * wide[1]
+    product = product.sum(first, keepdim=True) if first else product
+    return (product * wide[2]).sum(list(summed))
 
 
 def _distances(x: Tensor, y: Tensor, p: float | int, mode: int | None) -> Tensor:
