@@ -155,6 +155,27 @@ def unit_vectors_of_a_layer(s, x):
     return s.b(F.normalize(s.a(x), dim=-1))
 
 
+@network("5", 0, 0, a=(3, 5), t=parameter(5, 5), inputs=(20, 4, 3), others=[(3, 4, 3)],
+         shifts={})  # fmt: skip
+def states_of_a_random_field(s, x):
+    scores = s.a(x)
+    total = scores[:, 0]
+    for step in range(1, scores.shape[1]):
+        total = torch.logsumexp(total[:, :, None] + s.t, 1) + scores[:, step]
+    return torch.logsumexp(total, 1)
+
+
+@network("5", 1, 0, a=(3, 5), t=parameter(5, 5), o=(5, 2), inputs=(30, 3))
+def pairs_of_units_beside_a_table(s, x):
+    h = s.a(x)
+    return s.o((h[:, :, None] + h[:, None] + s.t).relu().sum(2))
+
+
+@network("6", 1, 6, a=(4, 6), inputs=(60, 8), matrices="orthogonal 6", dimension=16)
+def cosines_of_two_inputs_by_one_encoder(s, x):
+    return F.cosine_similarity(s.a(x[:, :4]), s.a(x[:, 4:]), dim=1)
+
+
 @two("8", 8, 0, inputs=(2, 6, 5), others=[(3, 9, 5)])
 def largest_over_a_set(s, x):
     return s.b(torch.relu(s.a(x)).max(1)[0])
@@ -247,6 +268,23 @@ sequences("6", 6, 0, name="as_strided of channels", others=[(2, 4, 5)])(
     lambda s, x: s.o(s.a(x).relu().as_strided((2, 4, 6), (24, 6, 1)))
 )
 
+
+@network("6 7", 13, 6, a=(5, 6), o=(7, 3), w=parameter(4, 6, 7), inputs=(60, 4, 5), held="cumsum")
+def cumulative_sums_after_a_matrix_for_each_position(s, x):
+    return s.o(torch.einsum("bti,tio->bto", s.a(x), s.w).cumsum(1).relu())
+
+
+@network("6 7", 13, 6, a=(8, 6), c=(6, 7), o=(7, 3), w=parameter(6, 7, 2, 2), inputs=(60, 4, 8),
+         others=[(3, 4, 8)], matrices="general 6", dimension=43 + 48, missing=48,
+         held="fft")  # fmt: skip
+def a_layer_of_a_fourier_neural_operator(s, x):
+    """Nobody reads imaginary parts of the lowest frequency, and shifts are not found."""
+    h = s.a(x)
+    seen = torch.fft.rfft(h, dim=1)[:, :2]
+    changed = torch.einsum("bmi,iom->bmo", seen, torch.view_as_complex(s.w))
+    return s.o((torch.fft.irfft(changed, n=4, dim=1) + s.c(h)).relu())
+
+
 BOUNDS = {  # lower and upper, and which scales there are: those of all channels, or one for all
     "learned bounds": (torch.tensor(-0.4), torch.tensor(0.7), nn.Parameter, 1, 0),
     "bounds of channels": (-torch.rand(6), torch.rand(6), nn.Buffer, 0, 0),
@@ -259,8 +297,7 @@ for name, (low, high, kind, scales, signs) in BOUNDS.items():
     )
 
 
-# how tables are resized is not read
-@network("", 0, 0, c=lambda: nn.Conv2d(3, 6, 1), o=(6, 3), table=parameter(1, 6, 4, 4),
+@network("6", 6, 0, c=lambda: nn.Conv2d(3, 6, 1), o=(6, 3), table=parameter(1, 6, 4, 4),
          inputs=(2, 3, 6, 6), others=[(1, 3, 8, 8)], held="_upsample_bicubic2d_aa")  # fmt: skip
 def a_resized_table(s, x):
     table = F.interpolate(s.table, x.shape[-2:], mode="bicubic", antialias=True)
@@ -305,7 +342,7 @@ for name, combine in PAIRS.items():
         return s.b(torch.tanh(f(h[:, :, None], h[:, None]).flatten(1)))
 
 
-@of_pairs(b=(3, 2), w=parameter(3))
+@of_pairs(b=(3, 2), w=parameter(3), held="exchanges that share entries")
 def a_circulant(s, x):
     k = torch.arange(3)
     return s.b(torch.tanh(F.softplus(s.a(x)) @ s.w[(k[:, None] - k) % 3]))

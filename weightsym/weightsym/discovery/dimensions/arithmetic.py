@@ -263,11 +263,10 @@ def _contract(
     system.beside_padding(x, y)
     system.beside_padding(y, x)
     fixes = x.is_free_beside(idle) or y.is_free_beside(idle)
-    itself = x.labels.shape == y.labels.shape and bool((x.labels == y.labels).all())
     for z in (x, y):
         if z.power != 1:
             system.mark("apart", z)
-    if not fixes and not itself:
+    if not fixes:
         power = Fraction(bool(x.power or y.power))
         return [row_factor(system, [x, y], over, [x, y], power)], idle
     alone = [z for z in idle if fixes and not z.dims and not z.is_free and not z.only_moves]

@@ -403,34 +403,44 @@ class _ExchangeSearch:
             if v != first:
                 images = {w: self._grown(v, w, smallest) for w in waiting[1:]}
             family = {w: i for w, i in images.items() if i and len(i) == smallest}
-            if family:
+            if family and not self._note(v, family, families):
+                family = dict([next(iter(family.items()))])
                 self._note(v, family, families)
             alone.append(v)
             waiting = [w for w in waiting[1:] if w not in family]
         return alone if len(alone) < len(level) else []
 
-    def _note(self, v: int, family: dict[int, dict[int, int]], families: _Families) -> None:
+    def _note(self, v: int, family: dict[int, dict[int, int]], families: _Families) -> bool:
+        """Add an exchange, unless its units share entries of a tensor."""
         unit = _side(next(iter(family.values())), v)
         units = [unit] + [
             [image[x] for x in unit] for image in family.values() if all(x in image for x in unit)
         ]
-        flat = [x for u in units for x in u]
-        if len(set(flat)) == len(flat) and any(self._placed[x] for x in unit):
+        placed = [[x for x in u if self._placed[x]] for u in units]
+        if _overlap(units):  # in pairs of units, which no tensor has entries for
+            units = placed
+        images = [dict(zip([*placed[0], *p], [*p, *placed[0]], strict=True)) for p in placed[1:]]
+        is_known = all(families.explain(image, self._placed) for image in images)
+        if not _overlap(units) and placed[0] and not is_known:
             families.add(units)
+        return not _overlap(units)
 
     def _grown(self, u: int, v: int, most: int) -> dict[int, int] | None:
         """Return the smallest exchange from one vertex to another, or None if it moves too many."""
         image = {u: v, v: u}
-        pending = [(u, v)]
-        while pending:
-            a, b = pending.pop()
+        pending, doubtful = [(u, v)], list[tuple[int, int]]()
+        while pending or doubtful:
+            is_sure = bool(pending)
+            a, b = pending.pop() if is_sure else doubtful.pop(0)
             forced = self._forced(a, b, image)
             if forced is None:
                 return None
-            new = self._extended(image, forced, most)
+            sure = [pairs for pairs in forced if len(pairs) == 1] if is_sure else forced
+            new = self._extended(image, [pair for pairs in sure for pair in pairs], most)
             if new is None:
                 return None
             pending += new
+            doubtful += [(a, b)] if len(sure) < len(forced) else []
         for a, b in image.items():  # what holds for one of a pair holds for the other
             if a < b and {(k, d, image.get(w, w)) for k, d, w in self._next(a)} != self._next(b):
                 return None
@@ -452,8 +462,11 @@ class _ExchangeSearch:
             new.append((x, y))
         return new
 
-    def _forced(self, a: int, b: int, image: dict[int, int]) -> list[tuple[int, int]] | None:
-        """Return the further pairs to exchange so that the neighbours of a and b correspond."""
+    def _forced(self, a: int, b: int, image: dict[int, int]) -> list[list[tuple[int, int]]] | None:
+        """Return the further pairs to exchange so that the neighbours of a and b correspond.
+
+        Of several that look alike, the partners become clearer as the exchange grows.
+        """
         ours, theirs = self._next(a), self._next(b)
         left = [t for t in ours if (t[0], t[1], image.get(t[2], t[2])) not in theirs]
         right = [t for t in theirs if (t[0], t[1], image.get(t[2], t[2])) not in ours]
@@ -466,9 +479,26 @@ class _ExchangeSearch:
         first, second = tables
         if {k: len(x) for k, x in first.items()} != {k: len(x) for k, x in second.items()}:
             return None
-        return [
-            pair for k in first for pair in zip(sorted(first[k]), sorted(second[k]), strict=True)
-        ]
+        return [self._paired(first[k], second[k], image) for k in first]
+
+    def _paired(
+        self, ours: list[int], theirs: list[int], image: dict[int, int]
+    ) -> list[tuple[int, int]]:
+        """Pair vertices that look alike: first those beside the same units of tensors."""
+        if len(ours) == 1:
+            return [(ours[0], theirs[0])]
+        beside = defaultdict[Any, tuple[list[int], list[int]]](lambda: ([], []))
+        for w in sorted(ours):
+            beside[self._units_beside(w, image)][0].append(w)
+        for w in sorted(theirs):
+            beside[self._units_beside(w, {})][1].append(w)
+        alike = [both for both in beside.values() if len(both[0]) == len(both[1])]
+        others = [both for both in beside.values() if len(both[0]) != len(both[1])]
+        left = [sorted(w for both in others for w in both[k]) for k in (0, 1)]
+        return [pair for both in (*alike, left) for pair in zip(*both, strict=True)]
+
+    def _units_beside(self, v: int, image: dict[int, int]) -> frozenset[tuple[int, int, int]]:
+        return frozenset((k, d, image.get(w, w)) for k, d, w in self._next(v) if self._placed[w])
 
 
 class _Families:
@@ -482,6 +512,16 @@ class _Families:
         self.units: list[list[list[int]]] = []
         self._known: set[Family] = set()
         self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def explain(self, image: dict[int, int], placed: NDArray[np.bool_]) -> bool:
+        """Return whether an exchange takes units of known ones to each other, and nothing else."""
+        left = set(image)
+        for k, met in self._met(image).items():
+            columns = [[x for x in unit if placed[x]] for unit in self.units[k]]
+            after = [[image.get(x, x) for x in columns[j]] for j in {*met.values()}]
+            if all(unit in columns for unit in after):
+                left -= met.keys()
+        return not left
 
     def add(self, units: list[list[int]]) -> None:
         """Add an exchange, and its images under the known ones."""
@@ -584,6 +624,11 @@ def _effects(
             is_another = turned != frozenset(map(frozenset, second)) and turned in families
             effects.add("turned" if is_another else None)
     return effects
+
+
+def _overlap(units: list[list[int]]) -> bool:
+    flat = [x for unit in units for x in unit]
+    return len(set(flat)) < len(flat)
 
 
 def _side(image: dict[int, int], v: int) -> list[int]:

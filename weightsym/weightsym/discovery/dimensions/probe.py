@@ -31,6 +31,10 @@ _FORGOTTEN = frozenset({"device", "layout", "pin_memory", "memory_format"})
 class NotSeparable(Exception):
     """An operation mixes the entries along a dimension, so that its labels cannot be followed."""
 
+    def __init__(self, dim: int) -> None:
+        super().__init__(f"it mixes entries along dimension {dim}")
+        self.dim = dim
+
 
 class Pointwise(NamedTuple):
     """How an elementwise function transforms under scales and signs.
@@ -286,7 +290,7 @@ def probe_along(
             x.select(d, 0).add_(1.0)
         others = (function(changed)[0], y[0])
         if not _close(*(t.narrow(out, 1, size - 1) for t in others)):
-            raise NotSeparable(f"it mixes entries along dimension {d}")
+            raise NotSeparable(d)
     further = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs]
     is_linear = True
     for one, result in tried:
@@ -329,7 +333,7 @@ def _image_of(
         )
     ]
     if not fits:
-        raise NotSeparable(f"it mixes entries along dimension {d}")
+        raise NotSeparable(d)
     return d if d in fits else fits[0]
 
 

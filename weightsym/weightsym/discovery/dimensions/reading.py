@@ -443,7 +443,11 @@ class Reading:
         return unify(self.system, args)
 
     def _view_as_complex(self, node: Node, args: Any, named: Any) -> Value:
-        value = args[0]
+        value, last = args[0], len(args[0].shape) - 1
+        for factor in value.factors:
+            self.system.tell_apart(factor, dims=[last])
+            if factor.dims == {last} and factor.is_free_beside(value.factors):
+                self.system.stop(factor)
         pair = [value.moved(value.shape[:-1], *_picked(value, k)) for k in (0, 1)]
         return unify(self.system, pair)
 
@@ -662,12 +666,17 @@ class Reading:
         moving = [k for k, v in enumerate(values) if v.factors]
         operands = [values[k] for k in moving]
         value = operands[0] if len(operands) == 1 else self._side_by_side_along(operands)
-        dims = sorted(frozenset[int]().union(*(p.dims for p in value.factors)))
         shapes = tuple(values[k].shape for k in moving)
-        key = (node.target, shapes, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
-        if key not in self._measured:
-            self._measured[key] = probe_along(node, args, named, values, moving, dims)
-        along: Along = self._measured[key]
+        along: Along | None = None
+        while along is None:
+            dims = sorted(frozenset[int]().union(*(p.dims for p in value.factors)))
+            key = (node.target, shapes, tuple(dims), repr(node.args[1:]), repr(node.kwargs))
+            try:
+                if key not in self._measured:
+                    self._measured[key] = probe_along(node, args, named, values, moving, dims)
+                along = self._measured[key]
+            except NotSeparable as error:
+                value = self._held_along(value, error)
         if not along.is_linear:
             value = self.system.settled(value)
         numbers = [v for v in values if not v.factors and v.constant is None]
@@ -682,6 +691,20 @@ class Reading:
             for s in sizes
         )
         return results if isinstance(size, tuple | list) else results[0]
+
+    def _held_along(self, value: Value, mixed: NotSeparable) -> Value:
+        """Hold what lies along one dimension. What lies along others passes as through a sum."""
+        d = mixed.dim
+        passing = tuple(f for f in value.factors if f.dims - {d})
+        if not passing:
+            raise mixed
+        self.unfollowed[self.system.origin] = str(mixed)
+        for factor in value.factors:
+            self.system.tell_apart(factor, dims=[d])
+            if factor not in passing:
+                self.system.fix(factor)
+        total = sum_over(self.system, replace(value, factors=passing), [d], keepdim=True)
+        return replace(total, shape=value.shape, varies=value.varies)
 
     def _pass_along(self, factor: Factor, along: Along, beside: Sequence[Value]) -> None:
         for neighbour in beside:
