@@ -59,14 +59,12 @@ def balance(problem: Posynomial, u: Tensor, tolerance: float, most: int) -> Bala
     steps = 0
     while worst > tolerance and steps < most:
         steps += 1
-        first, is_near = steps <= 4, worst <= 1e-2
-        directions = _directions(terms, first, 4 * u.shape[1] + 10 if is_near else _MOST)
+        directions = _directions(terms, steps <= 4, _MOST if worst > 1e-2 else 4 * u.shape[1] + 10)
         t = next(directions)
-        if not (first or is_near) or float(_least_gap(terms).max()) <= tolerance:
-            gap = torch.minimum(gap, bound(terms, t))
-            last, worst = worst, float(_relative(gap, terms).max())
-            if 1e-12 > worst > last / 2:  # down to rounding
-                break
+        gap = torch.minimum(gap, bound(terms, t))
+        last, worst = worst, float(_relative(gap, terms).max())
+        if 1e-12 > worst > last / 2:  # down to rounding
+            break
         before = terms.value * (1 + 1e-14)
         terms = problem.moved(u + t / 2)
         while bool((worse := ~(terms.value <= before)).any()):
@@ -78,16 +76,6 @@ def balance(problem: Posynomial, u: Tensor, tolerance: float, most: int) -> Bala
 
 def _relative(gap: Tensor, terms: Posynomial) -> Tensor:
     return gap / terms.value.clamp_min(1e-300)
-
-
-def _least_gap(terms: Posynomial) -> Tensor:
-    r"""Return what `bound` exceeds whatever the direction, since L is at most degree times D.
-
-    .. math:: \tfrac12 g^T L^{-1} g \ge \tfrac{1}{2 \, degree} g^T D^{-1} g, \quad D = in + out
-    """
-    gradient, diagonal = terms.inflow - terms.outflow, terms.inflow + terms.outflow
-    least = (gradient.square() / diagonal.clamp_min(1e-300)).sum(-1) / (2 * terms.degree)
-    return _relative(least, terms)
 
 
 def bound(terms: Posynomial, t: Tensor | None = None) -> Tensor:

@@ -66,7 +66,7 @@ class MatrixTerms(NamedTuple):
             columns = columns * self.right
         if columns is None:
             return self.given.sum(-1)
-        sums = (self.given @ columns[..., None])[..., 0]
+        sums = (columns[..., None, :] @ self.given.mT)[..., 0, :]  # a column is slow for several
         return sums if self.left is None else sums * self.left
 
     def transposed_times(self, rows: Tensor | None = None) -> Tensor:
@@ -442,7 +442,7 @@ def square_sums(w: Tensor, keep: Sequence[int]) -> Tensor:
     if w.device.type != "cpu":  # float64 throughout costs less than to ask
         return _summed(w.double().square(), keep)
     total = _summed(w.square(), keep)
-    if w.dtype != torch.float64 and bool((total < _FLUSHED).any()):
+    if w.dtype != torch.float64 and total.numel() and bool(total.min() < _FLUSHED):
         return _summed(w.double().square(), keep)
     return total
 
