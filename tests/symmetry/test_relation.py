@@ -53,6 +53,7 @@ LIMITS = {
     "a vector of two layers": STUCK,
     "addbmm": STUCK,
     "complex numbers turned by learned angles": STUCK,
+    "states of a random field": STUCK,
     "a weight made by the input": FREE,
     "unit rows of a product": FREE,
     "normalised tensor": FREE,
