@@ -50,10 +50,8 @@ def verdicts(networks, goal, sym):
 STUCK, FREE = "matching ends in another order", "the size of a whole tensor is free"
 LIMITS = {
     "experts with a norm inside": STUCK,
-    "a vector of two layers": STUCK,
     "addbmm": STUCK,
     "complex numbers turned by learned angles": STUCK,
-    "states of a random field": STUCK,
     "a weight made by the input": FREE,
     "unit rows of a product": FREE,
     "normalised tensor": FREE,

@@ -192,16 +192,14 @@ def difference(
     walk = Walk(one, other, sym)
     walked = _Step(_MIXED, sym, (one, other), (walk.moving.element, still), identity(sym))
     end = None if balanced.is_small else _told(walk, walked)
-    if end is not None:
-        ways = [at @ g.inverse for at, (g, _) in zip(balanced.elements, least, strict=True)]
-        whole = end.elements[0] @ walk.moving.element
-        orders = walk.spaces.nearest_orders(ways[1] @ whole @ ways[0].inverse)
-        matched = balanced.then(Element.of_values(sym, {"permutations": orders}))
-        if walk.is_sure:
-            matched = matched.then(fitted_signs(matched.a, matched.b, sym))
-        ends = [replace(matched, name=_ORDER, permutations=orders)]
-    else:
-        ends = _until_settled(search.ends(balanced))
+    ways = [at @ g.inverse for at, (g, _) in zip(balanced.elements, least, strict=True)]
+    whole = walk.moving.element if end is None else end.elements[0] @ walk.moving.element
+    orders = walk.spaces.nearest_orders(ways[1] @ whole @ ways[0].inverse)
+    matched = balanced.then(Element.of_values(sym, {"permutations": orders}))
+    if walk.is_sure or balanced.is_small:
+        matched = matched.then(fitted_signs(matched.a, matched.b, sym))
+    matched = replace(matched, name=_ORDER, permutations=orders)
+    ends = [matched] if end else _until_settled(search.ends(balanced, matched))
     matched = _closest(ends)
     nearer = _closest([matched, balanced])
     steps.append(nearer if nearer is matched else replace(balanced, name=_ORDER))
@@ -329,8 +327,11 @@ class _Search:
         orders = random_permutations(self.sym, keyed_generator(self.seed, "labels"))
         return Element.of_values(self.sym, {"permutations": orders})
 
-    def ends(self, step: _Step) -> Iterator[_Step]:
-        """Ends of matching with steady signs, with those of whole streams turned, and without."""
+    def ends(self, step: _Step, walked: _Step) -> Iterator[_Step]:
+        """Ends of matching with steady signs, with those of whole streams turned, and without.
+
+        The last one of a small network starts where a walk has ended.
+        """
         sym, orders = self.sym, self.shuffle.permutations
         start = replace(step.then(self.shuffle), name=_ORDER, permutations=orders)
         if sym.signs:
@@ -339,6 +340,8 @@ class _Search:
                 end = self._matched(start.then(choice, steady), signs=True)
                 yield self._fitted(end).then(steady, steady)
         yield self._fitted(self._matched(start))
+        if walked.is_small:
+            yield self._fitted(self._matched(walked))
 
     def _fitted(self, best: _Step) -> _Step:
         """Flip what does not fit, and match small networks again while that brings them closer."""

@@ -260,7 +260,10 @@ class Walk:
 
 
 def _completed(partners: Tensor, units: int) -> Tensor:
-    """An order that begins with the partners of some units; the others follow as they stand."""
+    """An order that begins with the partners of some units; the others follow as they stand.
+
+    That is by chance, since `difference` shuffles the first network before.
+    """
     left = torch.ones(units, dtype=torch.bool)
     left[partners] = False
     return torch.cat([partners, left.nonzero()[:, 0]])
