@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from weightsym import params as P
-from weightsym.discovery.dimensions.nodes import leaves_of, mapped
+from weightsym.discovery.dimensions.nodes import leaves_of
 from weightsym.groups.symmetries import Symmetries
 from weightsym.networks.forward import Inputs, called, structural_copy, tensors_of
 from weightsym.networks.shared_tensors import named_tensors, overlapping, owners
@@ -281,8 +282,8 @@ class _Log(TorchDispatchMode):
             if any(known) and function._schema.is_mutable:
                 self._computed.clear()
             return None
-        args, kwargs = mapped(
-            lambda x: self._computed[id(x)] if isinstance(x, Tensor) else x, (args, kwargs)
+        args, kwargs = map_aggregate(
+            (args, kwargs), lambda x: self._computed[id(x)] if isinstance(x, Tensor) else x
         )
         cpu = {"device": torch.device("cpu")} if _kind_of(function)[0] else {}
         return function(*args, **kwargs | cpu)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
-from weightsym.discovery.dimensions.nodes import ancestors, is_random, mapped
+from weightsym.discovery.dimensions.nodes import ancestors, is_random
 from weightsym.discovery.draws import Pick, evened
 from weightsym.discovery.graph import Graph
 from weightsym.discovery.products import Matrix, Weights, products
@@ -137,7 +138,7 @@ def _one_by_one(
 ) -> Iterator[Any]:
     """Yield the results of an operation that needs whole matrices."""
     has_weights = any(n.op == "placeholder" for n in node.all_input_nodes)
-    for args, kwargs in mapped(_whole, operands) if has_weights else operands:
+    for args, kwargs in map_aggregate(operands, _whole) if has_weights else operands:
         yield call(node, args, kwargs, cast)
 
 
@@ -165,10 +166,10 @@ def called(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
     """Return the result of an operation, in the precision of the run."""
     assert callable(node.target)
     if node.target is not torch.ops.aten.view.dtype:  # which reads the bits as they are
-        args, kwargs = mapped(
-            lambda x: cast(x) if isinstance(x, torch.dtype) else x, (args, kwargs)
+        args, kwargs = map_aggregate(
+            (args, kwargs), lambda x: cast(x) if isinstance(x, torch.dtype) else x
         )
-    return mapped(cast, node.target(*args, **kwargs))
+    return map_aggregate(node.target(*args, **kwargs), cast)
 
 
 def evened_by(pick: Pick) -> Call:
@@ -176,7 +177,7 @@ def evened_by(pick: Pick) -> Call:
 
     def call(node: Node, args: Any, kwargs: Any, cast: Cast) -> Any:
         result = called(node, args, kwargs, cast)
-        return mapped(cast, evened(node, args, kwargs, result, pick))
+        return map_aggregate(evened(node, args, kwargs, result, pick), cast)
 
     return call
 
